@@ -1,0 +1,55 @@
+# Every target sets up what it needs. `make` alone lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+RULES  ?= routing_rules/helpdesk
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format run check lock system test-sglang clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(READY): requirements/dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar on --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## route 120 labelled tickets with an embedded model and broker, twice; no account, GPU or Docker
+	@$(BIN)/ticket-router demo $(ARGS)
+
+run: $(READY) ## run the worker: make run RULES=routing_rules/helpdesk (brokers and engine from ROUTER_*)
+	@$(BIN)/ticket-router run --rules $(RULES) $(ARGS)
+
+check: $(READY) ## check rules, calibration, topics, engine, labels and cache of RULES
+	@$(BIN)/ticket-router check --rules $(RULES) $(ARGS)
+
+lint: $(READY) ## ruff, mypy strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(READY) system lint ## everything: lint and all tests, with a real Kafka, cache and model
+	$(BIN)/python -m pytest $(ARGS)
+
+system: ## programs that only tests need: a Redis server and a browser (Debian; elsewhere bring your own)
+	@deploy/test-packages.sh
+
+test-sglang: $(READY) ## install (once, about 6 GB) and start a real SGLang on the CPU, run the engine's tests against it
+	tests/servers/sglang/run.sh $(BIN)/python -m pytest -m sglang tests/contracts $(ARGS)
+
+format: $(READY) ## rewrite the code in the project's style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(READY) ## renew requirements/*.lock from pyproject.toml
+	deploy/lock.sh
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build

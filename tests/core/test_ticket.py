@@ -1,0 +1,106 @@
+"""Which bytes are a ticket."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from worker.core.envelope import DEAD_LETTER_REASONS
+from worker.core.ticket import Intake, parse_ticket
+from worker.errors import InvalidTicket
+
+MAX = 500_000
+DEFAULT = Intake()
+
+
+def parse(value: bytes | None, intake: Intake = DEFAULT) -> object:
+    return parse_ticket(value, intake, MAX)
+
+
+NO_TICKETS: list[tuple[str, bytes | None, str]] = [
+    ("tombstone", None, "null_value"),
+    ("empty", b"", "invalid_json"),
+    ("not utf-8", b'{"text": "\xff\xfe"}', "invalid_utf8"),
+    ("utf-16", '{"text": "hi"}'.encode("utf-16"), "invalid_utf8"),
+    ("byte order mark", b'\xef\xbb\xbf{"text": "hi"}', "invalid_json"),
+    ("truncated", b'{"text": "hi', "invalid_json"),
+    ("two documents", b'{"text": "hi"}{"text": "hi"}', "invalid_json"),
+    ("NaN", b'{"text": "hi", "metadata": {"a": NaN}}', "invalid_json"),
+    ("infinite", b'{"text": "hi", "metadata": {"a": 1e999}}', "invalid_json"),
+    ("5,000 digits", b'{"text": "hi", "metadata": {"a": ' + b"9" * 5000 + b"}}", "invalid_json"),
+    ("lone surrogate", b'{"text": "\\ud800"}', "lone_surrogate"),
+    ("100,000 deep", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too_deep"),
+    ("1,000 deep", b'{"text": "hi", "metadata": ' + b'{"a":' * 1000 + b"1" + b"}" * 1000 + b"}", "too_deep"),
+    ("duplicate key", b'{"text": "one", "text": "two"}', "duplicate_key"),
+    ("duplicate key inside", b'{"text": "one", "metadata": {"a": 1, "a": 2}}', "duplicate_key"),
+    ("null", b"null", "not_an_object"),
+    ("list", b"[]", "not_an_object"),
+    ("string", b'"hi"', "not_an_object"),
+    ("no text", b'{"id": "1"}', "no_text"),
+    ("blank text", b'{"id": "1", "text": " \\n\\t "}', "no_text"),
+    ("invisible text", '{"text": "\u200b\u3164\u2060"}'.encode(), "no_text"),
+    ("text is a number", b'{"text": 5}', "wrong_type"),
+    ("body is a list", b'{"subject": "s", "body": []}', "wrong_type"),
+    ("id is an object", b'{"id": {}, "text": "hi"}', "wrong_type"),
+    ("id is a boolean", b'{"id": true, "text": "hi"}', "wrong_type"),
+    ("id of 300 characters", b'{"id": "' + b"x" * 300 + b'", "text": "hi"}', "wrong_type"),
+    ("metadata is a list", b'{"text": "hi", "metadata": []}', "wrong_type"),
+    ("too large", b'{"text": "' + b"x" * MAX + b'"}', "too_large"),
+]
+
+
+@pytest.mark.parametrize(("value", "code"), [case[1:] for case in NO_TICKETS], ids=[case[0] for case in NO_TICKETS])
+def test_bytes_that_are_no_ticket_are_named_for_what_is_wrong(value: bytes | None, code: str) -> None:
+    with pytest.raises(InvalidTicket) as caught:
+        parse(value)
+    assert caught.value.code == code
+    assert code in DEAD_LETTER_REASONS
+
+
+def test_the_error_never_repeats_the_ticket() -> None:
+    for _, value, _ in NO_TICKETS:
+        with pytest.raises(InvalidTicket) as caught:
+            parse(value)
+        assert len(str(caught.value)) < 200
+
+
+def test_200_thousand_keys_are_only_metadata() -> None:
+    body = {"text": "hi", "metadata": {f"{n:x}": 0 for n in range(50_000)}}
+    assert parse(json.dumps(body, separators=(",", ":")).encode()).text == "hi"  # type: ignore[attr-defined]
+
+
+def test_a_full_ticket_is_read_whole() -> None:
+    body = {
+        "id": 4711,
+        "subject": "Printer",
+        "body": "does\nnot  print",
+        "tenant": "acme",
+        "channel": "mail",
+        "language": "en",
+        "created_at": "2026-01-01T00:00:00Z",
+        "metadata": {"vip": True},
+    }
+    ticket = parse_ticket(json.dumps(body).encode(), DEFAULT, MAX)
+    assert (ticket.id, ticket.text, ticket.tenant) == ("4711", "Printer does not print", "acme")
+    assert (ticket.channel, ticket.language, ticket.metadata) == ("mail", "en", {"vip": True})
+
+
+def test_text_wins_over_subject_and_body() -> None:
+    assert parse(b'{"text": "t", "subject": "s", "body": "b"}').text == "t"  # type: ignore[attr-defined]
+
+
+def test_pointers_reach_into_a_helpdesk_payload_and_html_becomes_text() -> None:
+    intake = Intake(id="/ticket/id", subject="/ticket/title", body="/article/0/body", markup="html")
+    body = {
+        "ticket": {"id": 9, "title": "Hi"},
+        "article": [{"body": "<p>My <b>screen</b> is&nbsp;black<br>since<script>x()</script> today</p>"}],
+    }
+    ticket = parse_ticket(json.dumps(body).encode(), intake, MAX)
+    assert ticket.text == "Hi My screen is black since today"
+    assert ticket.id == "9"
+
+
+def test_a_bad_pointer_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON Pointer"):
+        Intake(id="no-slash")

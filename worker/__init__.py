@@ -1,0 +1,1 @@
+"""ticket-router: tickets from Kafka to the right topic, with a stated error rate, or to a person."""

@@ -1,0 +1,144 @@
+"""The files people and commands leave for each other: rule sets, artefacts, labelled tickets."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from pydantic import ValidationError
+
+from worker.adapters.yaml_strict import load_model
+from worker.core.artefact import Artefact
+from worker.core.categories import NONE_ID, CategorySet
+from worker.core.rules import Rules, RuleSet
+from worker.errors import ArtefactError, ConfigError, RuleSetError
+
+CATEGORIES_FILE = "categories.yaml"
+RULES_FILE = "rules.yaml"
+CALIBRATION_FILE = "calibration.json"
+SAMPLES_FILE = "samples/tickets.csv"
+
+
+def load_rule_set(folder: Path) -> RuleSet:
+    """categories.yaml and rules.yaml of a folder. Raises RuleSetError with file and line."""
+    if not folder.is_dir():
+        raise RuleSetError(str(folder), "no such rule set folder")
+    categories = load_model(folder / CATEGORIES_FILE, CategorySet)
+    rules = load_model(folder / RULES_FILE, Rules)
+    try:
+        return RuleSet(categories=categories, rules=rules)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise RuleSetError(str(folder / RULES_FILE), message) from error
+
+
+def load_artefact(path: Path) -> Artefact | None:
+    """None where there is no such file. Raises ArtefactError where there is one that cannot be trusted."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read: {error.strerror}") from error
+    return Artefact.from_bytes(data, str(path))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Whole or not at all: a reader never sees half a file, a full disk leaves the old one. Raises ConfigError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """One labelled ticket. `label` is a category id or `none`."""
+
+    id: str
+    text: str
+    label: str
+    language: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+
+def load_labelled(path: Path, categories: Collection[str]) -> tuple[Labelled, ...]:
+    """A CSV or JSONL file with columns text and label, and optionally id and language.
+
+    Where there is no id the ticket's place in the file is one. Raises ConfigError that lists everything wrong
+    with the file: unknown labels, empty texts, ids that stand twice.
+    """
+    known = {*categories, NONE_ID}
+    problems: list[str] = []
+    found: list[Labelled] = []
+    for line, row in _rows(path):
+        text, label = (row.get("text") or "").strip(), (row.get("label") or "").strip()
+        if not text:
+            problems.append(f"line {line}: no text")
+        elif label not in known:
+            problems.append(f"line {line}: label '{label}' is no category of the set")
+        else:
+            found.append(
+                Labelled(
+                    id=(row.get("id") or f"row-{line}").strip(),
+                    text=text,
+                    label=label,
+                    language=(row.get("language") or row.get("lang") or "").strip() or None,
+                )
+            )
+    problems += [f"id '{key}' stands {n} times" for key, n in Counter(t.id for t in found).items() if n > 1]
+    if problems:
+        shown = "\n  ".join(problems[:20])
+        more = f"\n  ... and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise ConfigError(f"{path}: {len(problems)} problems; nothing was used:\n  {shown}{more}")
+    if not found:
+        raise ConfigError(f"{path}: no labelled tickets in it")
+    return tuple(found)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix == ".jsonl":
+                for number, line in enumerate(file, 1):
+                    if not line.strip():
+                        continue
+                    try:
+                        row = orjson.loads(line)
+                    except ValueError as error:
+                        raise ConfigError(f"{path}:{number}: not JSON") from error
+                    if not isinstance(row, dict):
+                        raise ConfigError(f"{path}:{number}: not a JSON object")
+                    yield number, {k: "" if v is None else str(v) for k, v in row.items()}
+                return
+            reader = csv.DictReader(file, strict=True)
+            missing = {"text", "label"} - set(reader.fieldnames or ())
+            if missing:
+                raise ConfigError(
+                    f"{path}: no column {' and no column '.join(sorted(missing))}; "
+                    f"the columns are {', '.join(reader.fieldnames or ('none',))}"
+                )
+            for row in reader:
+                yield reader.line_num, row
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: not a UTF-8 CSV or JSONL file: {error}") from error

@@ -1,0 +1,181 @@
+"""Topics as logs: write records, and read whole topics without joining a group; for the demo, export and audits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+
+from worker.core.envelope import Headers
+from worker.errors import ConfigError, StreamRetriable
+from worker.ports import Output, Partition
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message of a topic."""
+
+    partition: Partition
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+    """-1 where there is none."""
+
+
+class TopicWriter:
+    """Writes records, in order, and answers for their delivery."""
+
+    def __init__(self, bootstrap_servers: str, properties: Mapping[str, str] | None = None) -> None:
+        self._failures: list[str] = []
+        self._producer = Producer(
+            {
+                **(properties or {}),
+                "bootstrap.servers": bootstrap_servers,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "logger": _SILENT,
+            }
+        )
+
+    def write(self, output: Output) -> None:
+        """Queues one record; waits where the queue is full."""
+        while True:
+            try:
+                self._producer.produce(
+                    output.topic,
+                    key=output.key,
+                    value=output.value,
+                    headers=list(output.headers),
+                    on_delivery=self._delivered,
+                )
+            except BufferError:
+                self._producer.poll(POLL_S)
+            else:
+                self._producer.poll(0)
+                return
+
+    def flush(self, timeout_s: float) -> None:
+        """Until everything is acknowledged. Raises StreamRetriable where something is not."""
+        left = self._producer.flush(timeout_s)
+        if left or self._failures:
+            failures, self._failures = self._failures, []
+            what = failures[0] if failures else f"{left} records not acknowledged after {timeout_s:g} s"
+            raise StreamRetriable(f"writing to the topic failed: {what}")
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failures.append(f"{message.topic()}: {error.str()}")
+
+
+class TopicReader:
+    """Reads topics from their beginning; `records` ends at the ends as they were when it was called."""
+
+    def __init__(self, bootstrap_servers: str, properties: Mapping[str, str] | None = None) -> None:
+        self._consumer = Consumer(
+            {
+                **(properties or {}),
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": "ticket-router.reader",  # demanded by the client; nothing is ever committed under it
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "queued.max.messages.kbytes": 16384,
+                "logger": _SILENT,
+            }
+        )
+
+    def records(self, topics: Sequence[str], *, timeout_s: float = 30.0) -> Iterator[Record]:
+        """Every record of these topics, in order within a partition.
+
+        Raises ConfigError for a topic that does not exist, StreamRetriable where nothing comes for `timeout_s`.
+        """
+        partitions = [p for topic in topics for p in self._partitions(topic)]
+        yield from self._read(partitions, lambda ended: len(ended) == len(partitions), timeout_s)
+
+    def follow(
+        self, topics: Sequence[str], enough: Callable[[], bool], *, timeout_s: float
+    ) -> Iterator[Record]:
+        """Records until `enough` says so. Raises ConfigError, StreamRetriable after `timeout_s` without a record."""
+        yield from self._read([p for t in topics for p in self._partitions(t)], lambda _: enough(), timeout_s)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        try:
+            metadata = self._consumer.list_topics(topic, timeout=10).topics[topic]
+        except KafkaException as error:
+            raise ConfigError(f"topic '{topic}' cannot be read: {error.args[0].str()}") from error
+        if metadata.error is not None:
+            raise ConfigError(f"topic '{topic}' cannot be read: {metadata.error.str()}")
+        return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions]
+
+    def _read(
+        self,
+        partitions: list[TopicPartition],
+        finished: Callable[[set[Partition]], bool],
+        timeout_s: float,
+    ) -> Iterator[Record]:
+        self._consumer.assign(partitions)
+        ended: set[Partition] = set()
+        quiet_since = time.monotonic()
+        try:
+            while not finished(ended):
+                for message in self._consumer.consume(500, POLL_S):
+                    error = message.error()
+                    if error is None:
+                        quiet_since = time.monotonic()
+                        yield _record(message)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        quiet_since = time.monotonic()
+                        ended.add(_partition(message))
+                    elif error.fatal() or not error.retriable():
+                        raise StreamRetriable(f"reading failed: {error.str()}")
+                if time.monotonic() - quiet_since > timeout_s:
+                    raise StreamRetriable(f"no record came for {timeout_s:g} s")
+        finally:
+            self._consumer.unassign()
+
+
+def _record(message: Message) -> Record:
+    kind, timestamp = message.timestamp()
+    return Record(
+        _partition(message),
+        cast("int", message.offset()),
+        message.key(),
+        message.value(),
+        cast("Headers", tuple(message.headers() or ())),
+        -1 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+    )
+
+
+def _partition(message: Message) -> Partition:
+    """A message that was consumed has a place; the client's types also cover messages that were never sent."""
+    return Partition(cast("str", message.topic()), cast("int", message.partition()))
+
+
+class _Silent:
+    """The client logs to standard error unless it is given a logger; what matters is raised."""
+
+    def log(self, *_: object) -> None: ...
+
+
+_SILENT = _Silent()

@@ -1,0 +1,153 @@
+"""The messages we own: the decision envelope, the dead-letter headers, and the names of every header."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+from pydantic import TypeAdapter
+
+from worker.core.digest import fingerprint
+
+ENVELOPE_SCHEMA: Literal["ticket-router/decision/1"] = "ticket-router/decision/1"
+
+RESERVED_PREFIX = "ticket-router-"
+"""Headers under this prefix are ours: they are removed from what arrives, so that nobody can forge a decision."""
+DECISION_HEADER = "ticket-router-decision"
+DEAD_LETTER_REASON = "ticket-router-reason"
+DEAD_LETTER_DETAIL = "ticket-router-detail"
+ORIGIN_TOPIC = "ticket-router-origin-topic"
+ORIGIN_PARTITION = "ticket-router-origin-partition"
+ORIGIN_OFFSET = "ticket-router-origin-offset"
+ATTEMPT = "ticket-router-attempt"
+POINTER = "ticket-router-pointer"
+"""Present (value `value`) where the original bytes did not fit and only their origin is given."""
+
+DEAD_LETTER_REASONS: dict[str, str] = {
+    "null_value": "The message has no value.",
+    "invalid_utf8": "The bytes are not UTF-8.",
+    "invalid_json": "The bytes are not JSON.",
+    "too_deep": "The JSON is nested too deeply.",
+    "duplicate_key": "A JSON object has the same key twice.",
+    "not_an_object": "The JSON is not an object.",
+    "lone_surrogate": "A string holds half of a surrogate pair.",
+    "wrong_type": "A part of the ticket has the wrong type.",
+    "no_text": "There is no text to read.",
+    "too_large": "The message is larger than the worker accepts.",
+    "undeliverable": "No output topic took the ticket.",
+}
+"""Every code under which a message is dead-lettered, with its sentence."""
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a ticket came in; its identity."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One of the most probable categories."""
+
+    category: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a decision is what it is: a code of `core.policy.REASONS` and a sentence for people."""
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds. `score_ms` includes waiting for the batch; None where nothing was scored."""
+
+    total_ms: float
+    score_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One decision, as published. Probabilities are calibrated; label scores are natural log-probabilities."""
+
+    schema: Literal["ticket-router/decision/1"]
+    decision_id: str
+    """Digest of origin, rule set and calibration: deduplicate by it."""
+    ticket_id: str
+    tenant: str | None
+    origin: Origin
+    decided_at: str
+    """RFC 3339, UTC."""
+    action: Literal["route", "escalate"]
+    category: str | None
+    """The category routed to, or the best guess where a person decides; None where nothing was scored."""
+    topic: str
+    probability: float | None
+    """Calibrated probability that `category` is right; None without a calibration or scores."""
+    top: tuple[Ranked, ...]
+    margin: float | None
+    """Calibrated probability of the first minus the second."""
+    label_mass: float | None
+    """Total probability of all labels as the next token."""
+    reasons: tuple[Reason, ...]
+    rule_set: str
+    calibration: str | None
+    """Digest of the calibration artefact in force; None without one."""
+    engine: str | None
+    model: str | None
+    cached: bool
+    timings: Timings
+    labels: tuple[str, ...]
+    """Category ids in label order: the order of `label_scores`."""
+    label_scores: tuple[float, ...] | None
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(self)
+
+
+def envelope_json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the envelope."""
+    schema = TypeAdapter(Envelope).json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Decision envelope", **schema}
+
+
+def decision_id(origin: Origin, rule_set: str, calibration: str | None) -> str:
+    """32 hexadecimal digits; equal for a redelivery of the same message under the same rules and calibration."""
+    return fingerprint(
+        "decision/1", origin.topic, origin.partition, origin.offset, rule_set, calibration or "uncalibrated"
+    )
+
+
+def received_headers(headers: Headers) -> Headers:
+    """Headers as received, in order, without the names that are ours."""
+    return tuple(pair for pair in headers if not pair[0].startswith(RESERVED_PREFIX))
+
+
+def attempt_of(headers: Headers) -> int:
+    """How often this message has been dead-lettered before."""
+    for name, value in headers:
+        if name == ATTEMPT and value is not None and value.isdigit() and len(value) < 9:
+            return int(value)
+    return 0
+
+
+def dead_letter_headers(headers: Headers, origin: Origin, code: str, detail: str) -> Headers:
+    """Received headers and ours: reason, origin and attempt. A replay grows none of them: ours are replaced."""
+    return (
+        *received_headers(headers),
+        (DEAD_LETTER_REASON, code.encode()),
+        (DEAD_LETTER_DETAIL, detail[:500].encode()),
+        (ORIGIN_TOPIC, origin.topic.encode()),
+        (ORIGIN_PARTITION, str(origin.partition).encode()),
+        (ORIGIN_OFFSET, str(origin.offset).encode()),
+        (ATTEMPT, str(attempt_of(headers) + 1).encode()),
+    )

@@ -1,0 +1,187 @@
+"""Tickets: which bytes are one, and where in a helpdesk's payload its parts are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from html.parser import HTMLParser
+from typing import Annotated, Any, Literal
+
+import orjson
+from jsonpointer import JsonPointer, JsonPointerException
+from pydantic import AfterValidator, ConfigDict, Field
+
+from worker.core.categories import Strict
+from worker.core.normalise import canonical
+from worker.errors import InvalidTicket
+
+MAX_ID_CHARS = 256
+
+
+def _valid_pointer(value: str) -> str:
+    try:
+        JsonPointer(value)
+    except JsonPointerException as error:
+        raise ValueError(f"not a JSON Pointer: {error}") from error
+    return value
+
+
+Pointer = Annotated[str, AfterValidator(_valid_pointer)]
+"""A JSON Pointer (RFC 6901), such as `/ticket/subject`."""
+
+
+class Intake(Strict):
+    """Where the parts of a ticket are in the payload, as JSON Pointers. `text` wins over `subject` and `body`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ignored_types=(cached_property,))
+
+    id: Pointer = "/id"
+    text: Pointer = "/text"
+    subject: Pointer = "/subject"
+    body: Pointer = "/body"
+    tenant: Pointer = "/tenant"
+    channel: Pointer = "/channel"
+    language: Pointer = "/language"
+    created_at: Pointer = "/created_at"
+    metadata: Pointer = "/metadata"
+    markup: Literal["plain", "html"] = Field("plain", description="html: tags are removed from text and body")
+
+    @cached_property
+    def pointers(self) -> Mapping[str, JsonPointer]:
+        return {name: JsonPointer(getattr(self, name)) for name in type(self).model_fields if name != "markup"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One ticket. `text` is canonical: what is scored is what is keyed; the original travels on as bytes."""
+
+    id: str | None
+    text: str
+    tenant: str | None = None
+    channel: str | None = None
+    language: str | None = None
+    created_at: str | None = None
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+def parse_ticket(value: bytes | None, intake: Intake, max_bytes: int) -> Ticket:
+    """The ticket in these bytes. Raises InvalidTicket, whose code says what is wrong with them."""
+    document = _decode(value, max_bytes)
+    found = {name: pointer.resolve(document, None) for name, pointer in intake.pointers.items()}
+    text = found["text"] if found["text"] is not None else _subject_and_body(found)
+    if not isinstance(text, str):
+        raise InvalidTicket("wrong_type", f"text is a {_kind(text)}, not a string")
+    if intake.markup == "html":
+        text = _text_of_html(text)
+    clean = canonical(text)
+    if not clean:
+        raise InvalidTicket("no_text", f"nothing to read at {intake.text}, {intake.subject} or {intake.body}")
+    metadata = found["metadata"] if found["metadata"] is not None else {}
+    if not isinstance(metadata, dict):
+        raise InvalidTicket("wrong_type", f"metadata is a {_kind(metadata)}, not an object")
+    return Ticket(
+        id=_scalar("id", found["id"]),
+        text=clean,
+        tenant=_scalar("tenant", found["tenant"]),
+        channel=_scalar("channel", found["channel"]),
+        language=_scalar("language", found["language"]),
+        created_at=_scalar("created_at", found["created_at"]),
+        metadata=metadata,
+    )
+
+
+def _decode(value: bytes | None, max_bytes: int) -> dict[str, Any]:
+    if value is None:
+        raise InvalidTicket("null_value", "the message has no value")
+    if len(value) > max_bytes:
+        raise InvalidTicket("too_large", f"{len(value)} bytes, and {max_bytes} are allowed")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidTicket("invalid_utf8", f"byte {error.start} is not UTF-8") from error
+    try:
+        document = orjson.loads(value)  # strict: no NaN, no lone surrogates, no BOM, at most 1,024 levels
+        # Last-one-wins would let a ticket show one text to the model and another to whoever reads it afterwards.
+        json.loads(text, object_pairs_hook=_no_duplicates)
+    except _DuplicateKey as error:
+        raise InvalidTicket("duplicate_key", "an object has the same key twice") from error
+    except RecursionError as error:
+        raise InvalidTicket("too_deep", "nested too deeply") from error
+    except ValueError as error:
+        problem = str(error).split(":", 1)[0]  # the rest is a position; never echo the payload
+        code = "too_deep" if "depth" in problem else "lone_surrogate" if "surrogate" in problem else "invalid_json"
+        raise InvalidTicket(code, problem) from error
+    if not isinstance(document, dict):
+        raise InvalidTicket("not_an_object", f"the JSON is a {_kind(document)}, not an object")
+    return document
+
+
+class _DuplicateKey(Exception):
+    pass
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise _DuplicateKey
+
+
+def _subject_and_body(found: Mapping[str, object]) -> object:
+    """Both lines together, or the first part that is no string, for the caller to complain about."""
+    parts: list[str] = []
+    for name in ("subject", "body"):
+        part = found[name]
+        if isinstance(part, str):
+            parts.append(part)
+        elif part is not None:
+            return part
+    return "\n".join(parts)
+
+
+def _scalar(name: str, value: object) -> str | None:
+    """Strings as they are, whole numbers as text (helpdesks number their tickets)."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InvalidTicket("wrong_type", f"{name} is a {_kind(value)}, not a string or number")
+    text = str(value)
+    if len(text) > MAX_ID_CHARS:
+        raise InvalidTicket("wrong_type", f"{name} has {len(text)} characters, and {MAX_ID_CHARS} are allowed")
+    return text
+
+
+def _kind(value: object) -> str:
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+class _Text(HTMLParser):
+    """Collects what a reader would see. Never raises on broken markup."""
+
+    hidden = frozenset({"script", "style", "head", "title", "template"})
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._inside_hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside_hidden += tag in self.hidden
+        self.parts.append(" ")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.hidden and self._inside_hidden:
+            self._inside_hidden -= 1
+        self.parts.append(" ")
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside_hidden:
+            self.parts.append(data)
+
+
+def _text_of_html(markup: str) -> str:
+    parser = _Text()
+    parser.feed(markup)
+    parser.close()
+    return "".join(parser.parts)

@@ -1,0 +1,211 @@
+"""What the runtime asks of the outside world: a ticket stream, a scoring engine and a score cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from worker.core.scores import LabelScores, ScoreRequest
+
+Headers = tuple[tuple[str, bytes | None], ...]
+"""Message headers in order, duplicates and None values kept."""
+
+
+class Partition(NamedTuple):
+    """One partition of an input topic."""
+
+    topic: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message as received. `epoch` counts the assignments of its partition to this process."""
+
+    partition: Partition
+    offset: int
+    epoch: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+    """Broker or producer timestamp; -1 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One message to be produced."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A delivery that reached its end: everything that has to be produced before its offset may be committed."""
+
+    delivery: Delivery
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSettlement:
+    """The finished prefix of one partition in offset order, and the offset to commit once it is delivered."""
+
+    partition: Partition
+    epoch: int
+    finished: tuple[Finished, ...]
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What may be settled now: per partition, outputs in order and the offset that follows from them."""
+
+    partitions: tuple[PartitionSettlement, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedOutput:
+    """An output that the broker will never take (too large, not authorised, no such topic)."""
+
+    delivery: Delivery
+    output: Output
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What came of a settlement.
+
+    `committed` holds the next offset per partition that is now committed: a partition with a refused output is
+    committed up to that delivery at most. Everything not committed is offered again.
+    """
+
+    committed: Mapping[Partition, int] = field(default_factory=dict)
+    refused: tuple[RefusedOutput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Which assigned partitions deliver nothing for now: all, or the named ones."""
+
+    everything: bool = False
+    partitions: frozenset[Partition] = frozenset()
+
+
+class AssignmentListener(Protocol):
+    """Called by a stream on its own thread, from inside `poll` or `close`."""
+
+    def assigned(self, epochs: Mapping[Partition, int]) -> None:
+        """These partitions now deliver, under these epochs (each higher than any before it)."""
+
+    def revoking(self, partitions: Sequence[Partition]) -> Settlement:
+        """These partitions are about to leave: finish what is in flight (within the listener's own limit)
+        and return what may still be settled. The stream settles it and reports through `released`."""
+
+    def released(self, partitions: Sequence[Partition], settled: Settled) -> None:
+        """These partitions are gone after an orderly revocation; what was settled on the way out is given."""
+
+    def lost(self, partitions: Sequence[Partition]) -> None:
+        """These partitions already belong to somebody else: forget them, settle nothing."""
+
+
+class TicketStream(Protocol):
+    """Tickets in, outputs and offsets out. Every method is called from one and the same thread.
+
+    Delivery is at least once: an offset is committed only after every output that belongs to it, and to all before it
+    in its partition, has been acknowledged; per partition, outputs are produced in offset order.
+    """
+
+    def open(self, listener: AssignmentListener) -> None:
+        """Join the group. Raises ConfigError where the input topic does not exist or a broker cannot be reached."""
+
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[Delivery]:
+        """At most `max_records` deliveries, after at most about `timeout_s`; runs the listener's callbacks.
+
+        Goes on serving callbacks while paused. Raises StreamFatal.
+        """
+
+    def set_paused(self, paused: Paused) -> None:
+        """Exactly these partitions deliver nothing, partitions assigned later included."""
+
+    def settle(self, settlement: Settlement) -> Settled:
+        """Produce all outputs, wait for their acknowledgements, then commit the offsets.
+
+        Partitions of another epoch than the current one are left out. Raises StreamRetriable where nothing is known
+        to be committed and the same may be offered again (duplicates are then possible, loss is not), StreamFatal.
+        """
+
+    def assignment(self) -> Mapping[Partition, int]:
+        """Partitions now assigned, with their epochs."""
+
+    def lag(self) -> int | None:
+        """Messages behind the end of the assigned partitions as far as is known, else None."""
+
+    def trouble(self) -> str | None:
+        """One sentence on what is wrong with the brokers just now (all down, authentication), else None."""
+
+    def close(self) -> None:
+        """Leave the group; assigned partitions go through `revoking` and `released` first."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """What scored: everything that changes scores when it changes goes into `model` and `tokenizer`."""
+
+    engine: str
+    """Adapter name: sglang, llama_cpp."""
+    model: str
+    """Name or digest of the weights as the engine states it."""
+    tokenizer: str
+    """Digest of how a fixed set of probe texts is tokenized."""
+    context_tokens: int
+    """The longest prompt, in tokens, that the engine accepts."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the operator, such as a coarse log-probability grid."""
+
+
+class ScoringEngine(Protocol):
+    """Scores labels as the next token behind a prompt, in one forward pass each; writes no text."""
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+        """One row a request, in order. All requests share `prefix` and `label_token_ids`.
+
+        Raises EngineUnavailable, EngineDropped, RequestRefused, InvalidAnswer: then for none of them is anything
+        known; and TooLong where a single request was given and does not fit.
+        """
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text as a whole prompt (with BOS where the model wants one)."""
+
+    async def identity(self) -> EngineIdentity:
+        """Asks the engine once; raises EngineUnavailable or ConfigError."""
+
+    async def probe(self) -> None:
+        """Raises EngineUnavailable unless the engine would take a request now."""
+
+    async def aclose(self) -> None:
+        """Give back connections, threads and memory."""
+
+
+class ScoreCache(Protocol):
+    """Label scores by key. Fails open: a cache that is away, slow or full of garbage is a miss, never an error."""
+
+    async def get_many(self, keys: Sequence[str]) -> Sequence[LabelScores | None]:
+        """In the order of the keys; None is a miss."""
+
+    async def put_many(self, items: Mapping[str, LabelScores]) -> None:
+        """Best effort."""
+
+    async def probe(self) -> str | None:
+        """None when it works, else one sentence on what is wrong."""
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,70 @@
+"""The health port: /livez says the process works, /readyz that it consumes, /status everything it knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import orjson
+from aiohttp import web
+
+from worker.errors import ConfigError
+from worker.runtime.loop import Status
+
+
+class HealthServer:
+    """Serves GET only. `status` is None until the worker is set up; `waiting_for` says for what until then."""
+
+    def __init__(self, status: Callable[[], Status | None], waiting_for: Callable[[], str | None]) -> None:
+        self._status = status
+        self._waiting_for = waiting_for
+        app = web.Application()
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/status", self._show)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+
+    async def start(self, host: str, port: int) -> int:
+        """The port that is listened on (`port` 0 takes a free one). Raises ConfigError where it is taken."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"health port {host}:{port} cannot be opened ({error.strerror}); set ROUTER_HTTP_PORT to a free one"
+            ) from error
+        address = self._runner.addresses[0]
+        return int(address[1])
+
+    async def aclose(self) -> None:
+        await self._runner.cleanup()
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        # That this answer is given at all is the proof: it comes from the loop that does the work.
+        return web.Response(text="alive\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        status = self._status()
+        if status is not None and status.ready:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text=f"not ready: {self._why_not(status)}\n")
+
+    async def _show(self, _: web.Request) -> web.Response:
+        status = self._status()
+        body: dict[str, object] = {"ready": bool(status and status.ready), "waiting_for": self._waiting_for()}
+        if status is not None:
+            body |= dataclasses.asdict(status)
+        return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+    def _why_not(self, status: Status | None) -> str:
+        if status is None:
+            return self._waiting_for() or "starting"
+        if status.draining:
+            return "draining"
+        if status.broker_trouble is not None:
+            return f"broker: {status.broker_trouble}"
+        if not status.engine_up:
+            return f"engine is down, tickets wait: {status.engine_trouble}"
+        return "no partitions assigned"

@@ -1,0 +1,65 @@
+"""Running a worker as a process: as a task beside others, and under the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from worker.runtime.loop import Worker
+
+FORCED_EXIT_CODE = 130
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
+    """The worker consumes inside the block and drains at its end. Raises what ended the worker."""
+    task = asyncio.create_task(worker.run())
+    try:
+        yield task
+    finally:
+        worker.stop()
+        await task
+
+
+async def until_signalled(
+    start: Callable[[Callable[[Worker], None]], Awaitable[None]], forced: Callable[[], None]
+) -> None:
+    """Runs `start` until it returns or SIGTERM or SIGINT ends it.
+
+    `start` is handed a function to announce its worker with. The first signal drains that worker (or cancels the
+    start-up before there is one); a second one ends the process at once, after `forced`.
+    """
+    loop = asyncio.get_running_loop()
+    announced: list[Worker] = []
+    signalled = False
+    main = asyncio.create_task(_awaited(start(announced.append)))
+
+    def on_signal() -> None:
+        nonlocal signalled
+        if signalled:
+            forced()
+            # Nothing graceful is left to do, and threads of the clients could keep an orderly exit waiting.
+            os._exit(FORCED_EXIT_CODE)
+        signalled = True
+        if announced:
+            announced[-1].stop()
+        else:
+            main.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await main
+    except asyncio.CancelledError:
+        if not signalled:
+            raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _awaited(awaitable: Awaitable[None]) -> None:
+    await awaitable
