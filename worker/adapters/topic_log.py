@@ -24,6 +24,8 @@ from worker.ports import Output, Partition
 
 POLL_S = 0.2
 
+ClientProperties = Mapping[str, str | int | float | bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -41,7 +43,7 @@ class Record:
 class TopicWriter:
     """Writes records, in order, and answers for their delivery."""
 
-    def __init__(self, bootstrap_servers: str, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(self, bootstrap_servers: str, properties: ClientProperties | None = None) -> None:
         self._failures: list[str] = []
         self._producer = Producer(
             {
@@ -86,7 +88,7 @@ class TopicWriter:
 class TopicReader:
     """Reads topics from their beginning; `records` ends at the ends as they were when it was called."""
 
-    def __init__(self, bootstrap_servers: str, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(self, bootstrap_servers: str, properties: ClientProperties | None = None) -> None:
         self._consumer = Consumer(
             {
                 **(properties or {}),
@@ -110,9 +112,7 @@ class TopicReader:
         partitions = [p for topic in topics for p in self._partitions(topic)]
         yield from self._read(partitions, lambda ended: len(ended) == len(partitions), timeout_s)
 
-    def follow(
-        self, topics: Sequence[str], enough: Callable[[], bool], *, timeout_s: float
-    ) -> Iterator[Record]:
+    def follow(self, topics: Sequence[str], enough: Callable[[], bool], *, timeout_s: float) -> Iterator[Record]:
         """Records until `enough` says so. Raises ConfigError, StreamRetriable after `timeout_s` without a record."""
         yield from self._read([p for t in topics for p in self._partitions(t)], lambda _: enough(), timeout_s)
 

@@ -58,15 +58,14 @@ def form_groups(
     depth = {node: _depth(node, above) for name in waiting for node in _path(name, above)}
     for node in sorted(depth, key=lambda node: (-depth[node], node)):
         members = waiting.pop(node, [])
-        total = sum(counts[name] for name in members)
-        if members and total >= 2 * fewest:
-            groups.append(Group(node, tuple(members), total, "taxonomy"))
+        if members and sum(counts[name] for name in members) >= 2 * fewest:
+            groups.append(_group(node, members, counts, "taxonomy"))
         elif node in above:
             waiting.setdefault(above[node], []).extend(members)
         else:
             pool += members
     if pool:
-        groups.append(Group(POOL, tuple(pool), sum(counts[name] for name in pool), "pool"))
+        groups.append(_group(POOL, pool, counts, "pool"))
     return tuple(groups)
 
 
@@ -115,6 +114,12 @@ def certify_categories(
         else:
             certificates.append(certify(s[rows], e[rows], alpha=alpha, delta=share, subject=subject))
     return tuple(certificates)
+
+
+def _group(name: str, members: Collection[str], counts: Mapping[str, int], basis: Basis) -> Group:
+    """Members in the order of the categories, whatever way they came up."""
+    ordered = tuple(member for member in counts if member in members)
+    return Group(name, ordered, sum(counts[member] for member in ordered), basis)
 
 
 def _excluded(subject: Subject, n: int, alpha: float, delta: float) -> Certificate:

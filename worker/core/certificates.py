@@ -96,6 +96,7 @@ class Certificate:
             values["members"] = tuple(values["members"])
             values["fingerprints"] = tuple(values["fingerprints"].items())
             certificate = cls(**values)
+            possible = 0 <= certificate.k <= certificate.m <= certificate.n and 0 < certificate.alpha < 1
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             expected = ", ".join(field.name.rstrip("_") for field in fields(cls))
             raise ArtefactError(f"not a certificate ({error}); its fields are {expected}: calibrate again") from error
@@ -108,8 +109,8 @@ class Certificate:
                 raise ArtefactError(
                     f"certificate {certificate.group!r}: {name} {value!r} is none of {', '.join(known)}"
                 )
-        if math.isnan(certificate.lambda_):
-            raise ArtefactError(f"certificate {certificate.group!r}: lambda is not a number")
+        if math.isnan(certificate.lambda_) or not possible:
+            raise ArtefactError(f"certificate {certificate.group!r}: impossible numbers; calibrate again")
         return certificate
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineError, InvalidAnswer, RequestRefused, TooLong
-from worker.ports import ScoringEngine
+
+Ask = Callable[[Sequence[ScoreRequest]], Awaitable[Sequence[LabelScores]]]
+"""As ScoringEngine.score."""
 
 Group = tuple[str, tuple[int, ...]]
 
@@ -26,8 +28,8 @@ class Batcher:
     its neighbours are scored. An engine that is away fails the whole call; asking again is the caller's business.
     """
 
-    def __init__(self, engine: ScoringEngine, max_items: int, max_wait_s: float, concurrency: int) -> None:
-        self._engine = engine
+    def __init__(self, ask: Ask, max_items: int, max_wait_s: float, concurrency: int) -> None:
+        self._engine_ask = ask
         self._max_items = max_items
         self._max_wait_s = max_wait_s
         self._slots = asyncio.Semaphore(concurrency)
@@ -87,7 +89,7 @@ class Batcher:
         self, asked: Sequence[ScoreRequest], futures: dict[ScoreRequest, asyncio.Future[LabelScores]]
     ) -> None:
         try:
-            rows = await self._engine.score(asked)
+            rows = await self._engine_ask(asked)
             if len(rows) != len(asked):
                 raise InvalidAnswer(f"{len(rows)} rows for {len(asked)} requests")
         except (RequestRefused, EngineDropped, InvalidAnswer, TooLong) as error:

@@ -1,106 +1,217 @@
-"""EngineGate: whether the engine may be asked just now, and what happens while it may not."""
+"""EnginePool: which engine endpoint is asked next, which is out, and what happens while all of them are."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from worker.errors import EngineError, RouterError
+from worker.core.scores import LabelScores, ScoreRequest
+from worker.errors import EngineDropped, EngineError, EngineUnavailable, InvalidAnswer, RouterError, TooLong
+from worker.ports import ScoringEngine
+from worker.runtime.limiter import ConcurrencyLimit
 
-Probe = Callable[[], Awaitable[None]]
-"""Scores something small, so that what is proved is scoring; raises EngineError where that fails."""
+OnChange = Callable[[str, bool, str], None]
+"""(endpoint, whether it is up now, why)."""
+OnCall = Callable[[str, float], None]
+"""(outcome, seconds): after every call but probes."""
 
 
-class EngineGate:
-    """A circuit breaker that is closed again by a scoring probe, never by a customer's ticket.
+@dataclass(frozen=True, slots=True)
+class Health:
+    """When an endpoint counts as down, and how it comes back."""
 
-    Opens after `failures_to_open` consecutive failures, or at once when `suspect` finds that the probe fails too.
+    failures_to_open: int = 5
+    """Consecutive calls that met an unavailable engine (Envoy's default for ejection)."""
+    probe_interval_s: float = 2.0
+    idle_probe_s: float = 10.0
+    """An endpoint that answered nothing for so long is probed, so that its death is known before a ticket finds it."""
+    latency_target_s: float = 2.0
+    """A call that takes longer than this is too much load, whatever the engine's usual latency."""
+    concurrency: int = 16
+    """Most calls at once, for each endpoint."""
+
+
+class Endpoint:
+    """One engine with its breaker: opened by failures, closed by a scoring probe, never by a customer's ticket."""
+
+    def __init__(self, name: str, engine: ScoringEngine, health: Health) -> None:
+        self.name = name
+        self.engine = engine
+        self.outstanding = 0
+        self.failures = 0
+        self.answered_at = float("-inf")
+        self.up = True
+        self.trouble: str | None = None
+        self.limit = ConcurrencyLimit(health.concurrency, health.latency_target_s)
+
+    @property
+    def has_room(self) -> bool:
+        return self.up and self.outstanding < self.limit.limit
+
+
+class EnginePool:
+    """Balances calls over endpoints that are up, by least outstanding; all must run the same model.
+
+    `probe_request` is scored to find out whether an endpoint works: that proves scoring, and generates nothing.
     """
 
     def __init__(
         self,
-        probe: Probe,
+        engines: Sequence[tuple[str, ScoringEngine]],
+        probe_request: ScoreRequest,
+        health: Health,
         *,
-        failures_to_open: int,
-        probe_interval_s: float,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
-        on_change: Callable[[bool, str], None],
+        on_change: OnChange,
+        on_call: OnCall,
     ) -> None:
-        self._probe = probe
-        self._failures_to_open = failures_to_open
-        self._probe_interval_s = probe_interval_s
+        self._endpoints = [Endpoint(name, engine, health) for name, engine in engines]
+        self._probe_request = probe_request
+        self._health = health
         self._clock = clock
         self._sleep = sleep
         self._on_change = on_change
+        self._on_call = on_call
         self._up = asyncio.Event()
         self._up.set()
-        self._failures = 0
+        self._room = asyncio.Condition()
         self._suspicion: asyncio.Task[bool] | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self.down_since: float | None = None
-        self.trouble: str | None = None
-        """What the engine said last, while it is down."""
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._idle_watch: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to probe endpoints that are idle."""
+        self._idle_watch = asyncio.create_task(self._watch_idle())
 
     @property
     def is_up(self) -> bool:
+        """Whether any endpoint is."""
         return self._up.is_set()
 
+    @property
+    def trouble(self) -> str | None:
+        """What the endpoints that are down said last."""
+        down = [f"{e.name}: {e.trouble}" for e in self._endpoints if not e.up]
+        return "; ".join(down) or None
+
     async def wait_until_up(self) -> None:
-        """Returns at once while the gate is closed to failures, else when a probe has succeeded."""
         await self._up.wait()
 
-    def succeeded(self) -> None:
-        """A request was answered."""
-        self._failures = 0
-
-    def failed(self, why: str) -> None:
-        """A request met an unavailable engine."""
-        self._failures += 1
-        if self._failures >= self._failures_to_open:
-            self._open(why)
+    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+        """As ScoringEngine.score, on the endpoint with the fewest calls; EngineUnavailable where all are down."""
+        endpoint = await self._acquire()
+        started = self._clock()
+        outcome = "cancelled"
+        try:
+            rows = await endpoint.engine.score(requests)
+            outcome = "answered"
+        except EngineUnavailable as error:
+            outcome = "unavailable"
+            endpoint.limit.refused()
+            self._failed(endpoint, str(error))
+            raise
+        except EngineDropped as error:
+            outcome = "dropped"
+            self._failed(endpoint, str(error))
+            raise
+        except (EngineError, TooLong):
+            outcome = "refused"
+            self._answered(endpoint)  # a definite no is an answer
+            raise
+        else:
+            self._answered(endpoint)
+            endpoint.limit.answered(self._clock() - started, endpoint.outstanding)
+            return rows
+        finally:
+            endpoint.outstanding -= 1
+            self._on_call(outcome, self._clock() - started)
+            await self._announce_room()
 
     async def suspect(self) -> bool:
-        """Probe now (once for all who ask): is the engine itself at fault? True opens the gate."""
+        """Probe every endpoint that is up (once for all who ask); True where none of them can score."""
         if not self.is_up:
             return True
         if self._suspicion is None or self._suspicion.done():
-            self._suspicion = asyncio.create_task(self._probe_fails())
+            self._suspicion = asyncio.create_task(self._none_can_score())
         return await asyncio.shield(self._suspicion)
 
     async def aclose(self) -> None:
-        tasks = [task for task in (self._suspicion, self._watch) if task is not None]
+        """End the probes; the engines belong to whoever made them."""
+        tasks = [task for task in (self._suspicion, self._idle_watch, *self._watches.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _probe_fails(self) -> bool:
-        try:
-            await self._probe()
-        except EngineError as error:
-            self._open(str(error))
-            return True
-        return False
+    async def _acquire(self) -> Endpoint:
+        async with self._room:
+            while True:
+                if not self.is_up:
+                    raise EngineUnavailable(f"every engine is down: {self.trouble}")
+                free = [endpoint for endpoint in self._endpoints if endpoint.has_room]
+                if free:
+                    endpoint = min(free, key=lambda e: e.outstanding)
+                    endpoint.outstanding += 1
+                    return endpoint
+                await self._room.wait()
 
-    def _open(self, why: str) -> None:
-        self.trouble = why
-        if not self.is_up:
+    async def _announce_room(self) -> None:
+        async with self._room:
+            self._room.notify_all()
+
+    def _answered(self, endpoint: Endpoint) -> None:
+        endpoint.failures = 0
+        endpoint.answered_at = self._clock()
+
+    def _failed(self, endpoint: Endpoint, why: str) -> None:
+        endpoint.failures += 1
+        if endpoint.failures >= self._health.failures_to_open:
+            self._open(endpoint, why)
+
+    def _open(self, endpoint: Endpoint, why: str) -> None:
+        endpoint.trouble = why
+        if not endpoint.up:
             return
-        self._up.clear()
-        self.down_since = self._clock()
-        self._on_change(False, why)
-        self._watch = asyncio.create_task(self._until_up())
+        endpoint.up = False
+        self._on_change(endpoint.name, False, why)
+        if not any(e.up for e in self._endpoints):
+            self._up.clear()
+        self._watches[endpoint.name] = asyncio.create_task(self._until_up(endpoint))
 
-    async def _until_up(self) -> None:
+    async def _until_up(self, endpoint: Endpoint) -> None:
+        await self._announce_room()  # whoever waits for room on it must learn that there will be none
         while True:
-            await self._sleep(self._probe_interval_s)
+            await self._sleep(self._health.probe_interval_s)
             try:
-                await self._probe()
+                await endpoint.engine.score([self._probe_request])
             except RouterError as error:
-                self.trouble = str(error)
+                endpoint.trouble = str(error)
                 continue
-            self._failures = 0
-            self.down_since = self.trouble = None
+            self._answered(endpoint)
+            endpoint.up, endpoint.trouble = True, None
             self._up.set()
-            self._on_change(True, "a scoring probe succeeded")
+            self._on_change(endpoint.name, True, "a scoring probe succeeded")
+            await self._announce_room()
             return
+
+    async def _watch_idle(self) -> None:
+        while True:
+            await self._sleep(self._health.probe_interval_s)
+            idle_since = self._clock() - self._health.idle_probe_s
+            for endpoint in self._endpoints:
+                if endpoint.up and not endpoint.outstanding and endpoint.answered_at < idle_since:
+                    try:
+                        await endpoint.engine.score([self._probe_request])
+                    except RouterError as error:
+                        self._failed(endpoint, str(error))
+                    else:
+                        self._answered(endpoint)
+
+    async def _none_can_score(self) -> bool:
+        for endpoint in [e for e in self._endpoints if e.up]:
+            try:
+                await endpoint.engine.score([self._probe_request])
+            except (EngineUnavailable, EngineDropped, InvalidAnswer) as error:
+                self._open(endpoint, str(error))
+        return not self.is_up

@@ -1,4 +1,4 @@
-"""The health port: /livez says the process works, /readyz that it consumes, /status everything it knows."""
+"""The health port: /livez says the process works, /readyz that it consumes; /status and /metrics say the rest."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from worker.runtime.loop import Status
 class HealthServer:
     """Serves GET only. `status` is None until the worker is set up; `waiting_for` says for what until then."""
 
-    def __init__(self, status: Callable[[], Status | None], waiting_for: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        status: Callable[[], Status | None],
+        waiting_for: Callable[[], str | None],
+        metrics: Callable[[], str],
+    ) -> None:
         self._status = status
         self._waiting_for = waiting_for
+        self._metrics = metrics
         app = web.Application()
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/status", self._show)
+        app.router.add_get("/metrics", self._expose)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
 
     async def start(self, host: str, port: int) -> int:
@@ -57,6 +64,11 @@ class HealthServer:
         if status is not None:
             body |= dataclasses.asdict(status)
         return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+    async def _expose(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics().encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
 
     def _why_not(self, status: Status | None) -> str:
         if status is None:

@@ -4,45 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
-from worker.core.envelope import Envelope
 from worker.core.policy import escalate_unscored, reason
 from worker.core.rules import RuleSet
 from worker.core.ticket import Ticket, parse_ticket
 from worker.errors import InvalidTicket, StreamFatal, StreamRetriable
 from worker.ports import Delivery, Output, Partition, Paused, RefusedOutput, Settled, Settlement, TicketStream
-from worker.runtime.endpoints import EngineGate
+from worker.runtime.endpoints import EnginePool
+from worker.runtime.journal import Journal
 from worker.runtime.offsets import OffsetTracker
 from worker.runtime.outputs import Outputs
 from worker.runtime.router import Routed, Router
 from worker.runtime.stream_thread import Demand, StreamThread
+from worker.telemetry import Attribute, TicketSpan, Tracing
 
 MAX_RECORDS = 500
-
-
-class Journal(Protocol):
-    """What happened, for whoever watches: logs and metrics. Must neither block nor raise."""
-
-    def decided(self, delivery: Delivery, envelope: Envelope) -> None: ...
-
-    def dead_lettered(self, delivery: Delivery, error: InvalidTicket) -> None: ...
-
-    def refused(self, refused: RefusedOutput) -> None: ...
-
-    def settling_failed(self, error: StreamRetriable) -> None: ...
-
-    def settled(self, deliveries: int) -> None: ...
-
-    def assigned(self, partitions: Sequence[Partition]) -> None: ...
-
-    def forgotten(self, partitions: Sequence[Partition]) -> None: ...
-
-    def failed(self, delivery: Delivery, error: Exception) -> None: ...
-
-    def trouble(self, what: str | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +65,23 @@ class Worker:
         *,
         stream: TicketStream,
         router: Router,
-        gate: EngineGate,
+        pool: EnginePool,
         rule_set: RuleSet,
         outputs: Outputs,
         limits: Limits,
         journal: Journal,
+        tracing: Tracing,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
         self._stream = stream
         self._router = router
-        self._gate = gate
+        self._pool = pool
         self._rule_set = rule_set
         self._outputs = outputs
         self._limits = limits
         self._journal = journal
+        self._tracing = tracing
         self._clock = clock
         self._now = now
         self._tracker = OffsetTracker()
@@ -150,8 +130,8 @@ class Worker:
             in_flight_bytes=self._tracker.bytes_in_flight,
             settled=self._settled,
             lag=self._lag,
-            engine_up=self._gate.is_up,
-            engine_trouble=self._gate.trouble,
+            engine_up=self._pool.is_up,
+            engine_trouble=self._pool.trouble,
             broker_trouble=self._trouble,
             draining=self._stopping.is_set(),
         )
@@ -208,7 +188,7 @@ class Worker:
         self._settled += count
         self._mark_idleness()
         if count:
-            self._journal.settled(count)
+            self._journal.settled(settlement, count)
         by_delivery: dict[tuple[Partition, int], list[RefusedOutput]] = {}
         for refused in settled.refused:
             self._journal.refused(refused)
@@ -258,16 +238,21 @@ class Worker:
     # -- one ticket ------------------------------------------------------------------------------------------------
 
     async def _handle(self, delivery: Delivery) -> None:
+        span = self._tracing.begin(delivery.headers)
         try:
-            outputs = await self._outcome(delivery)
+            outputs = await self._outcome(delivery, span)
         except Exception as error:  # noqa: BLE001 - a bug must cost a ticket its automation, never its delivery
             self._journal.failed(delivery, error)
+            if span is not None:
+                span.fail(error)
             why = reason("internal_error", detail=type(error).__name__)
-            routed = Routed(escalate_unscored(self._rule_set, why))
-            outputs = self._publish(delivery, None, routed, 0.0)
+            outputs = self._publish(delivery, None, Routed(escalate_unscored(self._rule_set, why)), 0.0, span)
+        finally:
+            if span is not None:
+                span.end()
         self._tracker.complete(delivery, outputs)
 
-    async def _outcome(self, delivery: Delivery) -> tuple[Output, ...]:
+    async def _outcome(self, delivery: Delivery, span: TicketSpan | None) -> tuple[Output, ...]:
         started = self._clock()
         try:
             ticket = parse_ticket(delivery.value, self._rule_set.rules.intake, self._limits.max_ticket_bytes)
@@ -275,12 +260,19 @@ class Worker:
             self._journal.dead_lettered(delivery, error)
             return self._outputs.dead_letter(delivery, error)
         routed = await self._router.route(ticket)
-        return self._publish(delivery, ticket, routed, self._clock() - started)
+        return self._publish(delivery, ticket, routed, self._clock() - started, span)
 
-    def _publish(self, delivery: Delivery, ticket: Ticket | None, routed: Routed, total_s: float) -> tuple[Output, ...]:
+    def _publish(
+        self, delivery: Delivery, ticket: Ticket | None, routed: Routed, total_s: float, span: TicketSpan | None
+    ) -> tuple[Output, ...]:
         envelope = self._outputs.envelope(delivery, ticket, routed, self._timestamp(), total_s)
-        self._journal.decided(delivery, envelope)
-        return self._outputs.decided(delivery, envelope)
+        self._journal.decided(delivery, ticket, envelope)
+        if span is None:
+            return self._outputs.decided(delivery, envelope)
+        span.set(Attribute.ACTION, envelope.action)
+        span.set(Attribute.REASON, envelope.reasons[0].code)
+        span.set(Attribute.DECISION_ID, envelope.decision_id)
+        return self._outputs.decided(replace(delivery, headers=span.carry(delivery.headers)), envelope)
 
     def _mark_idleness(self) -> None:
         if self._tracker.in_flight:

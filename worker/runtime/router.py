@@ -30,7 +30,8 @@ from worker.errors import (
 )
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
-from worker.runtime.endpoints import EngineGate
+from worker.runtime.endpoints import EnginePool
+from worker.runtime.limiter import RetryBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class Router:
         cache: CacheBatch,
         cache_key: Callable[[str | None, str], str],
         batcher: Batcher,
-        gate: EngineGate,
+        pool: EnginePool,
+        budget: RetryBudget,
         patience: Patience,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
@@ -89,7 +91,8 @@ class Router:
         self._cache = cache
         self._cache_key = cache_key
         self._batcher = batcher
-        self._gate = gate
+        self._pool = pool
+        self._budget = budget
         self._patience = patience
         self._clock = clock
         self._sleep = sleep
@@ -117,14 +120,13 @@ class Router:
         patience = self._patience
         left_s = patience.deadline_s
         failures = dropped = 0
+        self._budget.first_attempt()
         while True:
             await self._until_engine_is_up()
             started = self._clock()
             try:
                 async with asyncio.timeout(left_s) as deadline:
-                    scores = await self._batcher.score(request)
-                self._gate.succeeded()
-                return scores
+                    return await self._batcher.score(request)
             except TimeoutError as error:
                 if not deadline.expired():
                     raise
@@ -146,31 +148,32 @@ class Router:
                 retry_after_s = None
             except EngineUnavailable as error:
                 failures += 1
-                self._gate.failed(str(error))
-                if failures >= patience.attempts:
-                    if not await self._gate.suspect():
-                        raise _GivenUp(reason("engine_unavailable", detail=error)) from error
+                if failures >= patience.attempts and not await self._pool.suspect():
+                    raise _GivenUp(reason("engine_unavailable", detail=error)) from error
+                if not self._pool.is_up:
                     failures = 0  # the engine is down, which is not this ticket's fault: wait with all the others
                     continue
                 retry_after_s = error.retry_after_s
             await self._sleep(self._backoff_s(failures + dropped, retry_after_s))
+            while (wait_s := self._budget.wait_s()) and left_s > self._clock() - started:
+                await self._sleep(min(wait_s, left_s))
             left_s -= self._clock() - started
             if left_s <= 0:
                 raise _GivenUp(reason("engine_timeout", deadline=f"{patience.deadline_s:g}"))
 
     async def _until_engine_is_up(self) -> None:
-        if self._gate.is_up:
+        if self._pool.is_up:
             return
         if self._patience.on_engine_down == "wait":
-            await self._gate.wait_until_up()
+            await self._pool.wait_until_up()
             return
         try:
             async with asyncio.timeout(self._patience.max_wait_s) as limit:
-                await self._gate.wait_until_up()
+                await self._pool.wait_until_up()
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise _GivenUp(reason("engine_unavailable", detail=self._gate.trouble)) from error
+            raise _GivenUp(reason("engine_unavailable", detail=self._pool.trouble)) from error
 
     def _backoff_s(self, failures: int, retry_after_s: float | None) -> float:
         """Full jitter; an engine that names its own time is given it, up to the longest backoff."""

@@ -1,0 +1,30 @@
+"""Servers that several test modules share. Each is started by the first test that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers.faulty_broker import FaultyBroker
+from tests.servers.kafka import ApacheKafka
+from tests.servers.redis_server import redis_server
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """One for the whole session: whoever stops it starts it again; topics and groups have names of their own."""
+    with ApacheKafka(tmp_path_factory.mktemp("kafka")) as server:
+        yield server
+
+
+@pytest.fixture
+def embedded_broker() -> Iterator[FaultyBroker]:
+    with FaultyBroker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    with redis_server() as url:
+        yield url

@@ -1,0 +1,139 @@
+"""Every shipped rule set keeps its own tests, and what the rest of the project takes for granted about it."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from worker.adapters.files import CATEGORIES_FILE, RULES_FILE, SAMPLES_FILE, Labelled, load_labelled, load_rule_set
+from worker.adapters.yaml_strict import load_model
+from worker.core.categories import NONE_ID
+from worker.core.normalise import canonical
+from worker.core.policy import decide_override, reason
+from worker.core.rules import Override, Rules, RuleSet, RuleTest
+from worker.core.ticket import Ticket
+
+ROOT = Path(__file__).parents[2] / "routing_rules"
+FOLDERS = sorted(path.parent for path in ROOT.glob(f"*/{RULES_FILE}"))
+
+every_set = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+rule_set = cache(load_rule_set)
+
+
+@cache
+def samples(folder: Path) -> tuple[Labelled, ...]:
+    return load_labelled(folder / SAMPLES_FILE, rule_set(folder).categories.ids)
+
+
+def cases() -> Iterator[object]:
+    for folder in FOLDERS:
+        rules = load_model(folder / RULES_FILE, Rules)
+        for rule in rules.overrides:
+            for test in rule.tests:
+                yield pytest.param(folder, test, id=f"{folder.name}: {rule.name}: {test.name}")
+        for test in rules.tests:
+            yield pytest.param(folder, test, id=f"{folder.name}: {test.name}")
+
+
+def overrides() -> Iterator[object]:
+    for folder in FOLDERS:
+        for rule in load_model(folder / RULES_FILE, Rules).overrides:
+            yield pytest.param(folder, rule, id=f"{folder.name}: {rule.name}")
+
+
+def outcome(rules: RuleSet, test: RuleTest) -> tuple[str, str | None]:
+    decision = decide_override(test.ticket(), rules)
+    return ("score", None) if decision is None else (decision.action, decision.category)
+
+
+def test_the_demo_sets_are_here() -> None:
+    assert {"helpdesk", "civil_complaints"} <= {folder.name for folder in FOLDERS}
+
+
+@pytest.mark.parametrize(("folder", "test"), cases())
+def test_a_rule_sets_own_tests_hold(folder: Path, test: RuleTest) -> None:
+    assert outcome(rule_set(folder), test) == (test.expect.action, test.expect.category)
+
+
+@pytest.mark.parametrize(("folder", "rule"), overrides())
+def test_every_override_decides_one_of_its_own_tests(folder: Path, rule: Override) -> None:
+    """A test that the rule matches but an earlier rule takes does not count: the rule might be dead."""
+    reasons = [
+        decision.reasons
+        for test in rule.tests
+        if (decision := decide_override(test.ticket(), rule_set(folder))) is not None
+    ]
+    routes = rule.kind != "keyword" and rule.then == "route"
+    assert (reason("override" if routes else "override_escalation", name=rule.name),) in reasons
+
+
+@pytest.mark.parametrize(("folder", "rule"), overrides())
+def test_every_override_leaves_one_of_its_own_tests_alone(folder: Path, rule: Override) -> None:
+    assert any(not rule.matches(test.ticket()) for test in rule.tests)
+
+
+@every_set
+def test_the_folder_is_named_like_the_set(folder: Path) -> None:
+    assert rule_set(folder).id == folder.name
+
+
+@every_set
+def test_overrides_leave_the_samples_to_the_score(folder: Path) -> None:
+    """What an override takes is missing from the certificate's data; more than a few would skew it."""
+    taken = [
+        sample.id
+        for sample in samples(folder)
+        if decide_override(Ticket(None, canonical(sample.text), language=sample.language), rule_set(folder))
+    ]
+    assert len(taken) <= 0.02 * len(samples(folder)), taken
+
+
+@every_set
+def test_there_are_enough_samples_to_certify_from(folder: Path) -> None:
+    """Loading them refuses ids that stand twice and labels that are no category."""
+    assert len(samples(folder)) >= 240
+
+
+@every_set
+def test_no_sample_stands_twice(folder: Path) -> None:
+    """Twice would put one ticket into the calibration and into the demo."""
+    twice = [text for text, times in Counter(same(s.text) for s in samples(folder)).items() if times > 1]
+    assert not twice
+
+
+@every_set
+def test_every_category_has_samples_and_every_label_is_a_category(folder: Path) -> None:
+    ids = rule_set(folder).categories.ids
+    counts = Counter(sample.label for sample in samples(folder))
+    assert NONE_ID in ids
+    assert set(counts) == set(ids)
+    assert min(counts.values()) >= 20, counts
+
+
+@every_set
+def test_a_sixth_of_the_samples_is_hard(folder: Path) -> None:
+    """Ambiguous or in no category: a set of easy tickets would certify what real tickets then break."""
+    with (folder / SAMPLES_FILE).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    hard = [row for row in rows if row["kind"] == "ambiguous" or row["label"] == NONE_ID]
+    assert 0.15 <= len(hard) / len(rows) <= 0.25
+
+
+@every_set
+def test_the_prompt_shows_no_sample(folder: Path) -> None:
+    """A ticket that the model is shown with its answer proves nothing when it is asked about."""
+    shown = {same(text) for category in rule_set(folder).categories.categories for text in category.examples}
+    assert shown, f"{folder / CATEGORIES_FILE} shows the model no examples"
+    assert not shown & {same(sample.text) for sample in samples(folder)}
+
+
+def same(text: str) -> str:
+    """Texts that differ only in case, space or punctuation count as one."""
+    clean = canonical(text).casefold()
+    return "".join(character for character in clean if character.isalnum()) or clean

@@ -1,0 +1,363 @@
+"""The ticket stream on Kafka: membership of the group, what is assigned and paused, what librdkafka says meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from worker.adapters.kafka_client import (
+    BrokerTrouble,
+    KafkaConfig,
+    RationedLog,
+    consumer_properties,
+    error_of,
+)
+from worker.adapters.kafka_settling import AtLeastOnce, Settler
+from worker.errors import ConfigError, StreamFatal, StreamRetriable
+from worker.ports import (
+    AssignmentListener,
+    Delivery,
+    Headers,
+    Partition,
+    PartitionSettlement,
+    Paused,
+    Settled,
+    Settlement,
+)
+
+__all__ = ["UNREADABLE_HEADERS", "KafkaConfig", "KafkaStream"]
+
+UNREADABLE_HEADERS: Headers = (("ticket-router-unreadable-headers", b"a header name is not UTF-8"),)
+"""In the place of a message's headers where one of their names is not UTF-8: confluent-kafka 2.16 cannot show them."""
+
+PROBE_EVERY_S = 2.0
+"""How often brokers in trouble are asked whether they are back."""
+
+NEW_TOPIC_S = 2.0
+"""A topic that was just created may be unknown to a broker for so long."""
+
+UNASSIGNED_AFTER_S = 20.0
+"""With KIP-848: so long without a word from the group is trouble (an older broker is silent for ever)."""
+
+
+class KafkaStream:
+    """TicketStream on confluent-kafka 2.16: one consumer, one producer, every call on the calling thread."""
+
+    def __init__(
+        self, config: KafkaConfig, logger: logging.Logger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._log = RationedLog(logger, clock)
+        self._trouble = BrokerTrouble(config, clock)
+        self._eager = config.group_protocol == "classic" and config.assignment_strategy != "cooperative-sticky"
+        self._listener: AssignmentListener | None = None
+        self._consumer: Consumer | None = None
+        self._settler: Settler | None = None
+        self._epochs: dict[Partition, int] = {}
+        self._last_epoch = 0
+        self._paused = Paused()
+        self._held: set[Partition] = set()
+        self._starts: dict[Partition, int] = {}
+        self._starts_asked_at: float | None = None
+        self._probed_at = 0.0
+        self._opened_at = 0.0
+        self._heard_of_group = False
+        self._settling_problem: str | None = None
+        self._callback_error: BaseException | None = None
+
+    def open(self, listener: AssignmentListener) -> None:
+        properties = consumer_properties(self._config)
+        properties["error_cb"] = self._on_error
+        properties["on_commit"] = self._on_commit
+        try:
+            consumer = Consumer(properties, logger=self._log)
+            settler = AtLeastOnce(self._config, consumer, self._log, self._on_error, self._clock)
+        except KafkaException as problem:
+            raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
+        self._require_topic(consumer)
+        self._listener, self._consumer, self._settler = listener, consumer, settler
+        self._opened_at = self._clock()
+        consumer.subscribe(
+            [self._config.input_topic],
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[Delivery]:
+        consumer, settler = self._opened()
+        settler.serve()
+        # `consume` waits until it has all it was asked for: one record ends the wait, the rest is what lies ready.
+        deliveries = self._deliveries(consumer.consume(1, timeout_s))
+        if deliveries and max_records > 1 and self._callback_error is None:
+            deliveries += self._deliveries(consumer.consume(max_records - 1, 0))
+        if self._callback_error is not None:
+            problem, self._callback_error = self._callback_error, None
+            raise problem
+        if deliveries:
+            self._trouble.working()
+        elif self._trouble.suspected:
+            self._probe()
+        return deliveries
+
+    def set_paused(self, paused: Paused) -> None:
+        self._paused = paused
+        self._apply_pauses()
+
+    def settle(self, settlement: Settlement) -> Settled:
+        _, settler = self._opened()
+        return self._settle(settler, settlement, self._config.settle_timeout_s)
+
+    def assignment(self) -> Mapping[Partition, int]:
+        return dict(self._epochs)
+
+    def lag(self) -> int | None:
+        consumer, _ = self._opened()
+        behind = 0
+        for partition in self._epochs:
+            _, end = consumer.get_watermark_offsets(_at(partition), cached=True)
+            start = self._position(partition) if end >= 0 else None
+            if start is None:
+                return None
+            behind += max(0, end - start)
+        return behind
+
+    def trouble(self) -> str | None:
+        silent_s = self._clock() - self._opened_at
+        if self._config.group_protocol == "consumer" and not self._heard_of_group and silent_s > UNASSIGNED_AFTER_S:
+            return (
+                f"group {self._config.group_id!r} has not answered for {silent_s:.0f} s: group_protocol 'consumer' "
+                "needs Apache Kafka 4.1 or later; 'classic' works with all"
+            )
+        return self._trouble.sentence() or self._settling_problem
+
+    def close(self) -> None:
+        if self._consumer is None or self._settler is None:
+            return
+        consumer, settler = self._consumer, self._settler
+        leaving = list(self._epochs)
+        if leaving:
+            # Not from librdkafka's own callback in close(): there, committed() is never answered (2.16).
+            self._release(settler, leaving)
+        self._consumer = self._settler = None
+        if settler.close():
+            consumer.close()
+        # Otherwise a commit is still unanswered, and close() would wait for it for ever: dropping the consumer ends it
+        # within socket.timeout.ms, and the group notices by the session timeout.
+
+    def _opened(self) -> tuple[Consumer, Settler]:
+        if self._consumer is None or self._settler is None:
+            raise StreamFatal("the Kafka stream is not open")
+        return self._consumer, self._settler
+
+    def _require_topic(self, consumer: Consumer) -> None:
+        topic, servers = self._config.input_topic, self._config.bootstrap_servers
+        timeout_s = self._config.connect_timeout_s
+        not_before = self._clock() + NEW_TOPIC_S
+        while True:
+            try:
+                error = consumer.list_topics(topic, timeout=timeout_s).topics[topic].error
+            except KafkaException as problem:
+                consumer.poll(0)  # the reason comes through the error callback
+                reason = self._trouble.reason or error_of(problem).str()
+                raise ConfigError(
+                    f"input topic {topic!r}: no broker of {servers} answered within {timeout_s:g} s: {reason}. Check the "
+                    "bootstrap servers, the TLS and SASL settings, and that the brokers run"
+                ) from problem
+            if error is None or self._clock() >= not_before:
+                break
+            consumer.poll(0.2)
+        if error is not None:
+            raise ConfigError(
+                f"input topic {topic!r} cannot be read on {servers}: {error.str()}. Create the topic, correct its name "
+                "or permit this client to read it"
+            )
+
+    def _deliveries(self, messages: Sequence[Message]) -> list[Delivery]:
+        deliveries = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._on_message_error(error)
+                continue
+            partition = Partition(message.topic() or "", message.partition() or 0)
+            epoch = self._epochs.get(partition)
+            if epoch is None:
+                continue
+            _, timestamp_ms = message.timestamp()
+            deliveries.append(
+                Delivery(
+                    partition=partition,
+                    offset=message.offset() or 0,
+                    epoch=epoch,
+                    key=message.key(),
+                    value=message.value(),
+                    headers=_headers(message),
+                    timestamp_ms=timestamp_ms,
+                )
+            )
+        return deliveries
+
+    def _on_message_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            raise StreamFatal(f"Kafka consumer of {self._config.input_topic!r}: {error.name()}: {error.str()}")
+        self._trouble.report(error)
+        self._log.log(logging.WARNING, "consumer: %s: %s", error.name(), error.str())
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._trouble.report(error)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        if self._settler is not None:
+            self._settler.commit_answered(error, partitions)
+
+    def _probe(self) -> None:
+        now = self._clock()
+        if self._consumer is None or now - self._probed_at < PROBE_EVERY_S:
+            return
+        topic = self._config.input_topic
+        try:
+            error = self._consumer.list_topics(topic, timeout=0.2).topics[topic].error
+        except KafkaException:
+            error = None
+        else:
+            if error is None:
+                self._trouble.answered()
+        self._probed_at = self._clock()
+
+    def _settle(self, settler: Settler, settlement: Settlement, timeout_s: float) -> Settled:
+        current: list[PartitionSettlement] = [
+            part for part in settlement.partitions if self._epochs.get(part.partition) == part.epoch
+        ]
+        if not current:
+            return Settled()
+        if self._trouble.unreachable:
+            self._probe()
+            if self._trouble.unreachable:  # waiting out the timeout would only keep this thread from its other duties
+                raise StreamRetriable(f"no broker answers: {self._trouble.reason}")
+        try:
+            settled = settler.settle(current, timeout_s)
+        except StreamRetriable as problem:
+            self._settling_problem = f"nothing can be settled: {problem}"
+            raise
+        self._settling_problem = None
+        for partition, offset in settled.committed.items():
+            self._starts[partition] = offset
+        return settled
+
+    def _release(self, settler: Settler, partitions: Sequence[Partition]) -> None:
+        listener = self._listener
+        if listener is None:
+            return
+        settled = Settled()
+        try:
+            settled = self._settle(settler, listener.revoking(partitions), self._config.release_timeout_s)
+        except StreamRetriable as problem:
+            self._log.log(logging.WARNING, "released without settling: %s", problem)
+        self._forget(partitions)
+        listener.released(partitions, settled)
+
+    def _forget(self, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            self._epochs.pop(partition, None)
+            self._starts.pop(partition, None)
+        if self._settler is not None:
+            self._settler.forget(partitions)
+
+    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        """Assigns by itself, because only then can the new partitions be paused before they deliver."""
+        self._heard_of_group = True
+        try:
+            if self._eager:
+                consumer.assign(assigned)
+            else:
+                consumer.incremental_assign(assigned)
+            epochs = {}
+            for at in assigned:
+                self._last_epoch += 1
+                epochs[Partition(at.topic, at.partition)] = self._last_epoch
+            self._epochs.update(epochs)
+            self._apply_pauses()
+            if epochs:
+                self._trouble.working()
+                if self._listener is not None:
+                    self._listener.assigned(epochs)
+        except BaseException as problem:  # noqa: BLE001  # raised by poll: inside librdkafka it would drop messages
+            self._callback_error = problem
+
+    def _on_revoke(self, _consumer: Consumer, revoked: list[TopicPartition]) -> None:
+        """confluent-kafka unassigns them when this returns."""
+        partitions = [Partition(at.topic, at.partition) for at in revoked]
+        leaving = [partition for partition in partitions if partition in self._epochs]
+        if not leaving or self._settler is None:
+            return
+        try:
+            self._release(self._settler, leaving)
+        except BaseException as problem:  # noqa: BLE001  # as in _on_assign
+            self._callback_error = problem
+
+    def _on_lost(self, _consumer: Consumer, lost: list[TopicPartition]) -> None:
+        partitions = [Partition(at.topic, at.partition) for at in lost]
+        leaving = [partition for partition in partitions if partition in self._epochs]
+        self._forget(leaving)
+        try:
+            if leaving and self._listener is not None:
+                self._listener.lost(leaving)
+        except BaseException as problem:  # noqa: BLE001  # as in _on_assign
+            self._callback_error = problem
+
+    def _apply_pauses(self) -> None:
+        """A partition that comes back may still be held from before (eager protocols), so all are compared."""
+        if self._consumer is None:
+            return
+        wanted = {p for p in self._epochs if self._paused.everything or p in self._paused.partitions}
+        to_pause = [_at(partition) for partition in wanted - self._held]
+        to_resume = [_at(partition) for partition in self._held.intersection(self._epochs) - wanted]
+        if to_pause:
+            self._consumer.pause(to_pause)
+        if to_resume:
+            self._consumer.resume(to_resume)
+        self._held = wanted
+
+    def _position(self, partition: Partition) -> int | None:
+        """Where delivery stands; before the first message, the committed offset that it starts from."""
+        if self._consumer is None:
+            return None
+        position = self._consumer.position([_at(partition)])[0].offset
+        if position >= 0:
+            return position
+        if partition not in self._starts:
+            self._ask_starts()
+        return self._starts.get(partition)
+
+    def _ask_starts(self) -> None:
+        now = self._clock()
+        if self._consumer is None or (self._starts_asked_at is not None and now - self._starts_asked_at < 10.0):
+            return
+        self._starts_asked_at = now
+        unknown = [_at(partition) for partition in self._epochs if partition not in self._starts]
+        try:
+            for found in self._consumer.committed(unknown, timeout=1.0):
+                if not found.error:
+                    low, _ = self._consumer.get_watermark_offsets(found, cached=True)
+                    self._starts[Partition(found.topic, found.partition)] = max(found.offset, low, 0)
+        except KafkaException:
+            return
+
+
+def _at(partition: Partition) -> TopicPartition:
+    return TopicPartition(partition.topic, partition.number)
+
+
+def _headers(message: Message) -> Headers:
+    try:
+        headers = message.headers()
+    except (UnicodeDecodeError, SystemError):
+        # Asked again, 2.16 answers with a tuple that holds a null pointer: ask once only.
+        return UNREADABLE_HEADERS
+    return cast("Headers", tuple(headers)) if headers else ()

@@ -1,0 +1,337 @@
+"""How a settlement reaches Kafka at least once: outputs, their acknowledgements, then the offsets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from worker.adapters.kafka_client import (
+    REFUSALS,
+    SIZE_REFUSALS,
+    TOPIC_REFUSALS,
+    KafkaConfig,
+    RationedLog,
+    error_of,
+    producer_properties,
+)
+from worker.errors import StreamRetriable
+from worker.ports import Finished, Output, Partition, PartitionSettlement, RefusedOutput, Settled
+
+REFUSED_TOPIC_RETRY_S = 10.0
+"""For so long a topic that was refused is not asked about again."""
+
+READ_BACKS = 3
+"""How often, a tenth of a second apart, a commit is looked for before it counts as not made."""
+
+RECORD_OVERHEAD_BYTES = 64
+"""At most what a record needs besides key, value and headers (36 in message format 2, librdkafka 2.16), rounded up."""
+
+HEADER_OVERHEAD_BYTES = 10
+"""At most two varints for the lengths of a header's name and value."""
+
+
+class Settler(Protocol):
+    """One way to settle: at least once here; exactly once would be another with the same methods."""
+
+    def settle(self, partitions: Sequence[PartitionSettlement], timeout_s: float) -> Settled:
+        """All partitions are of the current epoch. Raises StreamRetriable where nothing came of it."""
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """These partitions left: nothing that is known about them holds any longer."""
+
+    def serve(self) -> None:
+        """Run the producer's callbacks without waiting."""
+
+    def commit_answered(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+        """The consumer's commit callback."""
+
+    def close(self) -> bool:
+        """Let go of the producer. False where a commit is unanswered: then the consumer's close would never return."""
+
+
+class _Progress:
+    """One partition of a settlement on its way: what is unacknowledged, and where its first failure is."""
+
+    def __init__(self, settlement: PartitionSettlement, start: int) -> None:
+        self.settlement = settlement
+        self.start = start
+        self.attempt = 0
+        self.open = [0] * len(settlement.finished)
+        self.failures: dict[int, tuple[Output, int, str, str]] = {}
+        self.unsent_from = len(settlement.finished)
+
+    def acknowledged(self) -> int:
+        """Index of the first entry that is not wholly acknowledged."""
+        for index in range(self.start, self.unsent_from):
+            if self.open[index] or index in self.failures:
+                return index
+        return self.unsent_from
+
+    def offset_after(self, index: int) -> int:
+        """The offset to commit where all entries before `index` are acknowledged."""
+        finished = self.settlement.finished
+        return finished[index].delivery.offset if index < len(finished) else self.settlement.next_offset
+
+    def fail(self, index: int, output: Output, error: KafkaError) -> None:
+        self.failures.setdefault(index, (output, error.code(), error.name(), error.str()))
+
+    def sent_again(self, index: int) -> None:
+        """What is known from `index` on is void: those entries are to be sent once more, in order."""
+        self.attempt += 1  # reports that still arrive belong to the attempt before
+        self.start = self.unsent_from = index
+        for later in range(index, len(self.open)):
+            self.open[later] = 0
+            self.failures.pop(later, None)
+
+
+class AtLeastOnce:
+    """An idempotent producer, then one commit of what was acknowledged.
+
+    librdkafka 2.16's synchronous commit never returns while the group's coordinator is away. So commits are sent
+    asynchronously and read back with `committed`, which takes a timeout; the coordinator answers both in order.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        consumer: Consumer,
+        log: RationedLog,
+        on_error: Callable[[KafkaError], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._consumer = consumer
+        self._log = log
+        self._on_error = on_error
+        self._clock = clock
+        self._producer_failed = False
+        self._producer = self._new_producer()
+        self._acknowledged: dict[Partition, int] = {}
+        self._existing: set[str] = set()
+        self._refused_topics: dict[str, tuple[float, KafkaError]] = {}
+        self._unanswered_commits = 0
+
+    def settle(self, partitions: Sequence[PartitionSettlement], timeout_s: float) -> Settled:
+        deadline = self._clock() + timeout_s
+        if self._producer_failed:
+            self._producer = self._new_producer()
+            self._producer_failed = False
+        sending = [_Progress(partition, self._first_unsent(partition)) for partition in partitions]
+        for progress in sending:
+            self._send(progress, deadline)
+        self._flush(deadline)
+        self._purge()
+        for progress in sending:
+            first = progress.acknowledged()
+            if first in progress.failures and progress.failures[first][1] in SIZE_REFUSALS:
+                self._send_one_by_one(progress, first, deadline)
+        refused = tuple(self._refusals(sending))
+        targets = {}
+        for progress in sending:
+            first = progress.acknowledged()
+            offset = progress.offset_after(first)
+            self._acknowledged[progress.settlement.partition] = offset
+            if first > 0:
+                targets[progress.settlement.partition] = offset
+        committed = self._commit(targets, max(1.0, deadline - self._clock()))
+        if sending and not committed and not refused:
+            raise StreamRetriable(self._why_nothing(sending))
+        return Settled(committed, refused)
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            self._acknowledged.pop(partition, None)
+
+    def serve(self) -> None:
+        self._producer.poll(0)
+
+    def commit_answered(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+        self._unanswered_commits = max(0, self._unanswered_commits - 1)
+        errors = {str(failed) for failed in [error, *(partition.error for partition in partitions)] if failed}
+        if errors:
+            self._log.log(logging.WARNING, "commit refused: %s", "; ".join(sorted(errors)))
+
+    def close(self) -> bool:
+        self._purge()
+        return self._unanswered_commits == 0
+
+    def _first_unsent(self, settlement: PartitionSettlement) -> int:
+        """Entries acknowledged earlier whose commit failed are not produced again."""
+        acknowledged = self._acknowledged.get(settlement.partition, -1)
+        for index, finished in enumerate(settlement.finished):
+            if finished.delivery.offset >= acknowledged:
+                return index
+        return len(settlement.finished)
+
+    def _send(self, progress: _Progress, deadline: float) -> None:
+        """Hands outputs to the client in order, up to the first entry that is known beforehand to fail."""
+        for index in range(progress.start, len(progress.settlement.finished)):
+            if not self._send_entry(progress, index, deadline):
+                progress.unsent_from = index + 1
+                return
+
+    def _send_entry(self, progress: _Progress, index: int, deadline: float) -> bool:
+        finished = progress.settlement.finished[index]
+        foreseen = self._foreseen(finished, deadline)
+        if foreseen is not None:
+            progress.fail(index, *foreseen)
+            return False
+        for output in finished.outputs:
+            progress.open[index] += 1
+            try:
+                self._produce(output, _report(progress, index, output), deadline)
+            except KafkaException as problem:
+                progress.open[index] -= 1
+                progress.fail(index, output, error_of(problem))
+                return False
+        return True
+
+    def _send_one_by_one(self, progress: _Progress, first: int, deadline: float) -> None:
+        """A broker refuses a batch for its largest record: alone, each record is judged by itself."""
+        progress.sent_again(first)
+        for index in range(first, len(progress.settlement.finished)):
+            if self._clock() >= deadline:
+                return
+            progress.unsent_from = index + 1
+            if not self._send_entry(progress, index, deadline):
+                return
+            self._flush(deadline)
+            if progress.acknowledged() <= index:
+                self._purge()
+                return
+
+    def _produce(self, output: Output, report: Callable[[KafkaError | None, Message], None], deadline: float) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    output.topic,
+                    value=output.value,
+                    key=output.key,
+                    headers=list(output.headers) or None,
+                    on_delivery=report,
+                )
+                return
+            except BufferError:  # the client's queue is full: its callbacks make room
+                if self._clock() >= deadline:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+                self._producer.poll(0.05)
+
+    def _flush(self, deadline: float) -> None:
+        self._producer.flush(max(0.0, deadline - self._clock()))
+
+    def _purge(self) -> None:
+        """After the deadline nothing may linger and be delivered behind the back of the next attempt.
+
+        What is in flight may still arrive; it is reported as failed and produced again.
+        """
+        if len(self._producer):
+            self._producer.purge()
+            self._producer.flush(1.0)
+
+    def _foreseen(self, finished: Finished, deadline: float) -> tuple[Output, KafkaError] | None:
+        for output in finished.outputs:
+            size = _record_bytes(output)
+            if size > self._config.max_output_bytes:
+                text = f"{size} bytes, and max_output_bytes allows {self._config.max_output_bytes}"
+                return output, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, text)
+            error = self._topic_error(output.topic, deadline)
+            if error is not None:
+                return output, error
+        return None
+
+    def _topic_error(self, topic: str, deadline: float) -> KafkaError | None:
+        """Asked through the consumer, whose metadata requests never create a topic; a producer's do.
+
+        A misspelt output topic is refused in one round trip, where the producer would wait 30 s or create it.
+        """
+        if topic in self._existing:
+            return None
+        refused_until, error = self._refused_topics.get(topic, (0.0, None))
+        if error is not None and self._clock() < refused_until:
+            return error
+        try:
+            timeout_s = max(0.1, min(5.0, deadline - self._clock()))
+            found = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic].error
+        except KafkaException as problem:
+            return error_of(problem)
+        if found is not None and found.code() in TOPIC_REFUSALS:
+            self._refuse_topic(topic, found)
+            return found  # type: ignore[no-any-return]  # metadata is untyped in confluent-kafka 2.16
+        self._existing.add(topic)
+        return None
+
+    def _refuse_topic(self, topic: str, error: KafkaError) -> None:
+        self._existing.discard(topic)
+        self._refused_topics[topic] = (self._clock() + REFUSED_TOPIC_RETRY_S, error)
+
+    def _refusals(self, sending: Iterable[_Progress]) -> Iterator[RefusedOutput]:
+        for progress in sending:
+            first = progress.acknowledged()
+            if first not in progress.failures:
+                continue
+            output, code, name, text = progress.failures[first]
+            if code in TOPIC_REFUSALS:
+                self._refuse_topic(output.topic, KafkaError(code, text))
+            if code in REFUSALS:
+                delivery = progress.settlement.finished[first].delivery
+                yield RefusedOutput(delivery, output, name, f"topic {output.topic!r}: {text}")
+
+    def _commit(self, targets: dict[Partition, int], timeout_s: float) -> dict[Partition, int]:
+        """Those of the targets that the coordinator confirms."""
+        if not targets:
+            return {}
+        asked = [TopicPartition(partition.topic, partition.number) for partition in targets]
+        wanted = [TopicPartition(p.topic, p.number, offset) for p, offset in targets.items()]
+        try:
+            self._consumer.commit(offsets=wanted, asynchronous=True)
+            self._unanswered_commits += 1
+            confirmed: dict[Partition, int] = {}
+            for _ in range(READ_BACKS):
+                found = self._consumer.committed(asked, timeout=timeout_s)
+                self._unanswered_commits = 0
+                offsets = {Partition(at.topic, at.partition): at.offset for at in found if not at.error}
+                confirmed = {p: offset for p, offset in targets.items() if offsets.get(p, -1) >= offset}
+                if len(confirmed) == len(targets):
+                    break
+                self._producer.poll(0.1)  # the client may be sending the commit to another coordinator
+        except KafkaException as problem:
+            self._log.log(logging.WARNING, "commit unconfirmed: %s", error_of(problem))
+            return {}
+        return confirmed
+
+    def _why_nothing(self, sending: Iterable[_Progress]) -> str:
+        for progress in sending:
+            failure = progress.failures.get(progress.acknowledged())
+            if failure is not None:
+                output, _, name, text = failure
+                return f"output to topic {output.topic!r} was not acknowledged: {name}: {text}"
+        return "outputs were acknowledged, but the group's coordinator did not confirm the commit"
+
+    def _new_producer(self) -> Producer:
+        return Producer({**producer_properties(self._config), "error_cb": self._on_producer_error}, logger=self._log)
+
+    def _on_producer_error(self, error: KafkaError) -> None:
+        if error.fatal():  # an idempotent producer that lost its place: only a new one helps
+            self._producer_failed = True
+        self._on_error(error)
+
+
+def _report(progress: _Progress, index: int, output: Output) -> Callable[[KafkaError | None, Message], None]:
+    attempt = progress.attempt
+
+    def report(error: KafkaError | None, _message: Message) -> None:
+        if attempt != progress.attempt:
+            return
+        progress.open[index] -= 1
+        if error is not None:
+            progress.fail(index, output, error)
+
+    return report
+
+
+def _record_bytes(output: Output) -> int:
+    headers = sum(HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"") for name, value in output.headers)
+    return RECORD_OVERHEAD_BYTES + headers + len(output.key or b"") + len(output.value or b"")

@@ -1,0 +1,1 @@
+"""Commands that take ports and return results; they never print."""

@@ -1,0 +1,62 @@
+"""The tables of docs/messages.md that are made from the code, so that the list people read is the list in force."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from worker.core.envelope import DEAD_LETTER_REASONS
+from worker.core.policy import REASONS
+from worker.core.ticket import Intake
+
+BEGIN = "<!-- made by worker.offline.docs_tables: {name} -->"
+END = "<!-- end of {name} -->"
+
+
+def renew(document: Path) -> bool:
+    """Makes the tables of the file anew; whether that changed it. Raises ValueError, OSError."""
+    before = document.read_text(encoding="utf-8")
+    after = with_tables(before)
+    if after != before:
+        document.write_text(after, encoding="utf-8")
+    return after != before
+
+
+def with_tables(document: str) -> str:
+    """The document with every table made anew. Raises ValueError where a table's place is not there exactly once."""
+    for name, table in TABLES.items():
+        begin, end = BEGIN.format(name=name), END.format(name=name)
+        before, *rest = document.split(begin)
+        if len(rest) != 1 or rest[0].count(end) != 1:
+            raise ValueError(f"'{begin}' and '{end}' must stand in the document once each, in this order")
+        document = f"{before}{begin}\n{table()}{end}{rest[0].partition(end)[2]}"
+    return document
+
+
+def reasons_table() -> str:
+    """Every reason code of a decision with its sentence; what is filled in stands in italics."""
+    rows = ((f"`{code}`", re.sub(r"\{(\w+)\}", r"*\1*", sentence)) for code, sentence in REASONS.items())
+    return _table("code", "sentence", rows)
+
+
+def dead_letters_table() -> str:
+    """Every reason code of a dead letter with its sentence."""
+    return _table("code", "sentence", ((f"`{code}`", sentence) for code, sentence in DEAD_LETTER_REASONS.items()))
+
+
+def intake_table() -> str:
+    """Every key of `intake:` with its default."""
+    return _table("key", "default", ((f"`{k}`", f"`{field.default}`") for k, field in Intake.model_fields.items()))
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "reasons": reasons_table,
+    "dead letters": dead_letters_table,
+    "intake": intake_table,
+}
+
+
+def _table(left: str, right: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [(left, right), ("---", "---"), *rows]
+    return "".join(f"| {first} | {second} |\n" for first, second in lines)
