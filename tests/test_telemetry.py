@@ -272,6 +272,12 @@ class TestLogs:
         assert line["time"] == "2026-09-21T14:13:20.250Z"
         assert (line["level"], line["event"], line["total_ms"]) == ("info", "ticket.decided", 1.5)
 
+    def test_fields_may_be_named_by_attribute(self, logged: Any) -> None:
+        lines = logged()
+        get_logger().info(Event.DECIDED, **{Attribute.CATEGORY: "billing", Attribute.COUNT: 3})
+        (line,) = lines()
+        assert (line["category"], line["count"]) == ("billing", 3)
+
     def test_below_the_level_nothing_is_written(self, logged: Any) -> None:
         lines = logged(level="warning")
         get_logger().info(Event.DECIDED)
@@ -357,7 +363,7 @@ class TestLogs:
 
 class TestNames:
     def test_every_log_call_uses_a_declared_event_and_declared_attributes(self) -> None:
-        declared = {str(attribute) for attribute in Attribute} | {"exc_info"}
+        declared = {value for name, value in vars(Attribute).items() if name.isupper()} | {"exc_info"}
         for path in sorted((ROOT / "worker").rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
@@ -487,12 +493,14 @@ class TestExport:
     def test_spans_and_metrics_reach_the_collector(
         self, collector: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+        # The decision is made once, before the span: the SDK, which reads these variables too, must not make it again.
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.000001")
         metrics = Metrics()
         metrics.add(DECISIONS, "route", "billing", "certified", by=3)
-        export = _start(metrics)
+        export = _start(metrics, chance=0.0)
         metrics.observe(ENGINE_LATENCY, 0.2)
-        span = export.tracing.begin((("traceparent", PARENT),))
+        span = export.tracing.begin((("traceparent", UNSAMPLED),))
         span.set(Attribute.CATEGORY, "billing")
         span.fail(ValueError("my card is 4111"))
         span.end()
@@ -516,6 +524,7 @@ class TestExport:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
             monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+            monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "50")
             if fault == "closed":
                 listener.close()
             export = _start()
@@ -523,7 +532,7 @@ class TestExport:
             for _ in range(5_000):
                 export.tracing.begin(()).end()
             export.close(0.5)
-            assert time.monotonic() - start < 20.0  # by itself the SDK would try each of ten batches for 10 s
+            assert time.monotonic() - start < 20.0  # the SDK would go on with forty batches, 2 s each
 
 
 class TestSampling:
@@ -558,6 +567,7 @@ class TestSampling:
             (None, 0.49, True, True),
             (None, 0.5, True, False),
             (b"garbage", 0.49, True, True),
+            (UNSAMPLED + b"zz", 0.49, True, True),
             (b"\xff" * 55, 0.49, True, True),
             (b"", 0.5, True, False),
         ],

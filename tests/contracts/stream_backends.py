@@ -40,6 +40,8 @@ class Backend(Protocol):
     """One broker. Names of topics and groups are the test's own, since a broker may outlive it."""
 
     name: str
+    commits_in_rebalances: bool
+    """The mock cluster of librdkafka 2.16 answers REBALANCE_IN_PROGRESS instead."""
 
     def create_topic(self, topic: str, partitions: int, **settings: str) -> None: ...
 
@@ -63,6 +65,7 @@ class Backend(Protocol):
 
 class MemoryBackend:
     name = "memory"
+    commits_in_rebalances = True
 
     def __init__(self) -> None:
         self.broker = MemoryBroker({})
@@ -100,6 +103,7 @@ class _KafkaBackend:
     """What the two brokers that speak Kafka's protocol share."""
 
     name = "kafka"
+    commits_in_rebalances = True
 
     def __init__(self, bootstrap_servers: str, **settings: Any) -> None:
         self.bootstrap_servers = bootstrap_servers
@@ -164,6 +168,7 @@ class _KafkaBackend:
 
 class EmbeddedBackend(_KafkaBackend):
     name = "embedded"
+    commits_in_rebalances = False
 
     def __init__(self, broker: FaultyBroker) -> None:
         super().__init__(broker.bootstrap_servers, assignment_strategy="range")

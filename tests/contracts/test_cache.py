@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import math
-import os
 import socket
 import struct
 import time
@@ -20,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.servers.redis_server import free_port, redis_server
+from worker.adapters.memory import MemoryCache
 from worker.adapters.redis_cache import FORMAT, HEADER, KEY_PREFIX, TAG_BYTES, RedisCache
 from worker.core.scores import LabelScores
 from worker.errors import ConfigError
@@ -32,10 +30,6 @@ KEYS = [f"{number:040x}" for number in range(40)]
 DEADLINE_S = 0.3
 SLACK_S = 1.0
 """How much longer than its deadline a call may take on a loaded machine; far below a client's default of seconds."""
-
-ADAPTERS = ["redis"]
-if importlib.util.find_spec("worker.adapters.memory"):
-    ADAPTERS.append("memory")
 
 
 def _cache(url: str, *, secret: bytes = SECRET, clock: Callable[[], float] = time.monotonic, **more: Any) -> RedisCache:
@@ -71,12 +65,12 @@ async def redis_cache(url: str, server: Any, stack: AsyncExitStack) -> RedisCach
     return cache
 
 
-@pytest.fixture(params=ADAPTERS)
+@pytest.fixture(params=["memory", "redis"])
 async def cache(request: pytest.FixtureRequest, redis_cache: RedisCache) -> AsyncIterator[ScoreCache]:
     if request.param == "redis":
         yield redis_cache
     else:
-        memory: ScoreCache = importlib.import_module("worker.adapters.memory").MemoryCache()
+        memory = MemoryCache()
         yield memory
         await memory.aclose()
 
@@ -361,7 +355,3 @@ class TestPassword:
     def test_an_empty_secret_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="ROUTER_CACHE_SECRET"):
             _cache("redis://127.0.0.1:1/0", secret=b"")
-
-
-def test_the_memory_cache_is_under_this_contract() -> None:
-    assert "memory" in ADAPTERS or "CI" not in os.environ

@@ -106,14 +106,14 @@ def test_alpha_is_called_broken_beyond_chance_when_it_is_and_hardly_ever_when_it
 
 
 def test_a_single_bad_certificate_is_seen_among_good_ones(calibrated: CalibrationResult) -> None:
-    victim = next(c for c in calibrated.certificates if c.basis == "own" and c.certified)
+    victim = [c for c in calibrated.certificates if c.basis == "own" and c.certified][-1]
     index = IDS.index(victim.group)
     tickets = scored(900, 2, prefix="e")
-    tickets = [dataclasses.replace(t, label=(index + 1) % 8) if t.label == index and i % 3 == 0 else t
+    tickets = [dataclasses.replace(t, label=(index + 1) % 8) if t.label == index and i % 2 == 0 else t
                for i, t in enumerate(tickets)]  # fmt: skip
     found = evaluate(ASKED, calibrated.artefact, tickets, seed=1)
     assert [part.name for part in found.certificates if part.exceeded_beyond_chance] == [victim.group]
-    assert found.exceeded_beyond_chance
+    assert found.exceeded_beyond_chance and not found.overall.exceeded
 
 
 def test_misroutes_are_counted_per_ticket_of_all_traffic() -> None:

@@ -110,6 +110,19 @@ async def test_a_run_that_lost_its_engine_goes_on_where_it_ended(desk: Desk, tmp
     assert await desk.asked(tickets(40), journal) == 24
 
 
+async def test_each_answer_is_on_disk_before_the_next_is_asked_for(desk: Desk, tmp_path: Path) -> None:
+    journal = tmp_path / "scores.jsonl"
+    original, lines = desk.engine.score, []
+
+    async def watched(requests):  # type: ignore[no-untyped-def]
+        lines.append(journal.read_bytes().count(b"\n"))
+        return await original(requests)
+
+    desk.engine.score = watched  # type: ignore[method-assign]
+    await desk.score(tickets(24), journal)
+    assert lines == [0, 8, 16]
+
+
 async def test_an_engine_that_comes_back_is_asked_again(desk: Desk) -> None:
     desk.stub.behaviour.fault, desk.stub.behaviour.status, desk.stub.behaviour.times = "status", 503, 2
     desk.stub.behaviour.retry_after = "7"

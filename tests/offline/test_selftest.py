@@ -125,6 +125,11 @@ async def test_noise_shows_in_the_control_and_makes_the_engine_unusable(stub: St
     assert list(found.repeats[0].margins) == sorted(found.repeats[0].margins)
 
 
+async def test_a_journal_keeps_the_identical_runs_apart(stub: StubEngine, tmp_path: Path) -> None:
+    found = await run(stub, by_the_call, journal=tmp_path / "scores.jsonl")
+    assert found.repeats[0].flips > 0
+
+
 async def test_scores_come_back_to_the_configured_order(stub: StubEngine) -> None:
     engine = SGLangEngine(stub.url)
     rule_set = RuleSet(

@@ -17,6 +17,7 @@ from worker.adapters.kafka_client import (
     error_of,
 )
 from worker.adapters.kafka_settling import AtLeastOnce, Settler
+from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import (
     AssignmentListener,
@@ -58,6 +59,7 @@ class KafkaStream:
         self._listener: AssignmentListener | None = None
         self._consumer: Consumer | None = None
         self._settler: Settler | None = None
+        self._topics: TopicLookup | None = None
         self._epochs: dict[Partition, int] = {}
         self._last_epoch = 0
         self._paused = Paused()
@@ -75,11 +77,13 @@ class KafkaStream:
         properties["error_cb"] = self._on_error
         properties["on_commit"] = self._on_commit
         try:
+            topics = TopicLookup(self._config, self._log)
+            self._topics = topics
+            self._require_topic(topics)
             consumer = Consumer(properties, logger=self._log)
-            settler = AtLeastOnce(self._config, consumer, self._log, self._on_error, self._clock)
+            settler = AtLeastOnce(self._config, consumer, topics, self._log, self._on_error, self._clock)
         except KafkaException as problem:
             raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
-        self._require_topic(consumer)
         self._listener, self._consumer, self._settler = listener, consumer, settler
         self._opened_at = self._clock()
         consumer.subscribe(
@@ -137,7 +141,10 @@ class KafkaStream:
         return self._trouble.sentence() or self._settling_problem
 
     def close(self) -> None:
+        topics, self._topics = self._topics, None
         if self._consumer is None or self._settler is None:
+            if topics is not None:
+                topics.close()
             return
         consumer, settler = self._consumer, self._settler
         leaving = list(self._epochs)
@@ -145,6 +152,8 @@ class KafkaStream:
             # Not from librdkafka's own callback in close(): there, committed() is never answered (2.16).
             self._release(settler, leaving)
         self._consumer = self._settler = None
+        if topics is not None:
+            topics.close()
         if settler.close():
             consumer.close()
         # Otherwise a commit is still unanswered, and close() would wait for it for ever: dropping the consumer ends it
@@ -155,23 +164,25 @@ class KafkaStream:
             raise StreamFatal("the Kafka stream is not open")
         return self._consumer, self._settler
 
-    def _require_topic(self, consumer: Consumer) -> None:
-        topic, servers = self._config.input_topic, self._config.bootstrap_servers
-        timeout_s = self._config.connect_timeout_s
-        not_before = self._clock() + NEW_TOPIC_S
+    def _require_topic(self, topics: TopicLookup) -> None:
+        topic, servers, timeout_s = (
+            self._config.input_topic,
+            self._config.bootstrap_servers,
+            self._config.connect_timeout_s,
+        )
+        give_up_at = self._clock() + NEW_TOPIC_S
         while True:
             try:
-                error = consumer.list_topics(topic, timeout=timeout_s).topics[topic].error
+                error = topics.error(topic, timeout_s)
             except KafkaException as problem:
-                consumer.poll(0)  # the reason comes through the error callback
-                reason = self._trouble.reason or error_of(problem).str()
                 raise ConfigError(
-                    f"input topic {topic!r}: no broker of {servers} answered within {timeout_s:g} s: {reason}. Check the "
-                    "bootstrap servers, the TLS and SASL settings, and that the brokers run"
+                    f"input topic {topic!r}: no broker of {servers} answered within {timeout_s:g} s: "
+                    f"{error_of(problem).str()}. Check the bootstrap servers, the TLS and SASL settings, and that the "
+                    "brokers run"
                 ) from problem
-            if error is None or self._clock() >= not_before:
+            if error is None or self._clock() >= give_up_at:
                 break
-            consumer.poll(0.2)
+            topics.wait(0.2)
         if error is not None:
             raise ConfigError(
                 f"input topic {topic!r} cannot be read on {servers}: {error.str()}. Create the topic, correct its name "
@@ -218,16 +229,13 @@ class KafkaStream:
 
     def _probe(self) -> None:
         now = self._clock()
-        if self._consumer is None or now - self._probed_at < PROBE_EVERY_S:
+        if self._topics is None or now - self._probed_at < PROBE_EVERY_S:
             return
-        topic = self._config.input_topic
         try:
-            error = self._consumer.list_topics(topic, timeout=0.2).topics[topic].error
-        except KafkaException:
-            error = None
-        else:
-            if error is None:
+            if self._topics.error(self._config.input_topic, 0.2) is None:
                 self._trouble.answered()
+        except KafkaException:
+            pass  # still away
         self._probed_at = self._clock()
 
     def _settle(self, settler: Settler, settlement: Settlement, timeout_s: float) -> Settled:

@@ -17,6 +17,7 @@ from worker.adapters.kafka_client import (
     error_of,
     producer_properties,
 )
+from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import StreamRetriable
 from worker.ports import Finished, Output, Partition, PartitionSettlement, RefusedOutput, Settled
 
@@ -98,12 +99,14 @@ class AtLeastOnce:
         self,
         config: KafkaConfig,
         consumer: Consumer,
+        topics: TopicLookup,
         log: RationedLog,
         on_error: Callable[[KafkaError], None],
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._consumer = consumer
+        self._topics = topics
         self._log = log
         self._on_error = on_error
         self._clock = clock
@@ -243,23 +246,19 @@ class AtLeastOnce:
         return None
 
     def _topic_error(self, topic: str, deadline: float) -> KafkaError | None:
-        """Asked through the consumer, whose metadata requests never create a topic; a producer's do.
-
-        A misspelt output topic is refused in one round trip, where the producer would wait 30 s or create it.
-        """
+        """A misspelt output topic is refused in one round trip, where the producer would wait 30 s or create it."""
         if topic in self._existing:
             return None
         refused_until, error = self._refused_topics.get(topic, (0.0, None))
         if error is not None and self._clock() < refused_until:
             return error
         try:
-            timeout_s = max(0.1, min(5.0, deadline - self._clock()))
-            found = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic].error
+            found = self._topics.error(topic, max(0.1, min(5.0, deadline - self._clock())))
         except KafkaException as problem:
             return error_of(problem)
         if found is not None and found.code() in TOPIC_REFUSALS:
             self._refuse_topic(topic, found)
-            return found  # type: ignore[no-any-return]  # metadata is untyped in confluent-kafka 2.16
+            return found
         self._existing.add(topic)
         return None
 

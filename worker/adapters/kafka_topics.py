@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -12,14 +13,85 @@ from confluent_kafka.cimpl import NewTopic
 from worker.adapters.kafka_client import KafkaConfig, error_of, shared_properties
 from worker.errors import ConfigError
 
+TELLING = frozenset(
+    {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL, KafkaError._RESOLVE}
+)
+"""Errors that say more than the connection failures that follow from them."""
+
+UNKNOWN_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+
+_REASONS = 50
+
 REPLICATION_OF_BROKER = -1
 """Lets the broker's default.replication.factor decide (Kafka >= 2.4)."""
+
+
+class ClientLog(Protocol):
+    """What confluent-kafka asks of a logger."""
+
+    def log(self, level: int, message: str, *arguments: object) -> None: ...
 
 
 class _Silent:
     """librdkafka writes to standard error unless it is given a logger; what matters here is raised."""
 
-    def log(self, *_: object) -> None: ...
+    def log(self, level: int, message: str, *arguments: object) -> None: ...
+
+
+class TopicLookup:
+    """Asks the brokers for topics through a client of its own that joins no group; creates no topic.
+
+    A client of its own, because confluent-kafka 2.16 ends the process with a failed assertion when a consumer's
+    `list_topics` is called in one of its callbacks and another callback follows. A consumer, because a producer's
+    or an admin client's metadata requests create the topics they ask for, where the broker allows it.
+    """
+
+    def __init__(self, config: KafkaConfig, log: ClientLog | None = None) -> None:
+        """Raises KafkaException where the client's properties are wrong."""
+        self._servers = config.bootstrap_servers
+        self._reasons: list[KafkaError] = []
+        self._consumer = Consumer(
+            {
+                **shared_properties(config),
+                "group.id": config.group_id,  # demanded by the client
+                "allow.auto.create.topics": False,
+                "error_cb": self._note,
+            },
+            logger=log or _Silent(),
+        )
+
+    def error(self, topic: str, timeout_s: float) -> KafkaError | None:
+        """None for a topic that exists. Raises KafkaException where no broker answers, with the best known reason."""
+        return self._metadata(topic, timeout_s).error  # type: ignore[no-any-return]  # untyped in confluent-kafka 2.16
+
+    def partitions(self, topic: str, timeout_s: float) -> int | None:
+        """None for a topic that does not exist. Raises KafkaException for any other error."""
+        metadata = self._metadata(topic, timeout_s)
+        if metadata.error is None:
+            return len(metadata.partitions)
+        if metadata.error.code() in UNKNOWN_TOPIC:
+            return None
+        raise KafkaException(metadata.error)
+
+    def wait(self, seconds: float) -> None:
+        """Serves the client's callbacks meanwhile."""
+        self._consumer.poll(seconds)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _metadata(self, topic: str, timeout_s: float) -> Any:
+        try:
+            return self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+        except KafkaException as problem:
+            self._consumer.poll(0)  # brings the reasons
+            reasons, self._reasons = self._reasons, []
+            named = next((e for e in reasons if e.code() in TELLING), reasons[0] if reasons else None)
+            raise KafkaException(named) if named is not None else problem from None
+
+    def _note(self, error: KafkaError) -> None:
+        if len(self._reasons) < _REASONS:
+            self._reasons.append(error)
 
 
 def describe_topics(config: KafkaConfig, names: Sequence[str], timeout_s: float = 8.0) -> Mapping[str, int]:
@@ -27,33 +99,21 @@ def describe_topics(config: KafkaConfig, names: Sequence[str], timeout_s: float 
 
     Raises ConfigError where no broker answers or a topic may not be looked at.
     """
-    reasons: list[str] = []
-    consumer = Consumer(
-        {
-            **shared_properties(config),
-            "group.id": config.group_id,  # demanded by the client; the group is never joined
-            "allow.auto.create.topics": False,
-            "error_cb": lambda error: reasons.append(error.str()),
-            "logger": _Silent(),
-        }
-    )
+    try:
+        lookup = TopicLookup(config)
+    except KafkaException as problem:
+        raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
     found = {}
+    name = ""
     try:
         for name in dict.fromkeys(names):
-            try:
-                topic = consumer.list_topics(name, timeout=timeout_s).topics[name]
-            except KafkaException as problem:
-                consumer.poll(0)  # fills `reasons`
-                reason = reasons[0] if reasons else error_of(problem).str()
-                raise ConfigError(
-                    f"no broker of {config.bootstrap_servers} answered within {timeout_s:g} s: {reason}"
-                ) from problem
-            if topic.error is None:
-                found[name] = len(topic.partitions)
-            elif topic.error.code() not in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                raise ConfigError(f"topic {name!r} on {config.bootstrap_servers}: {topic.error.str()}")
+            count = lookup.partitions(name, timeout_s)
+            if count is not None:
+                found[name] = count
+    except KafkaException as problem:
+        raise ConfigError(f"topic {name!r} on {config.bootstrap_servers}: {error_of(problem).str()}") from problem
     finally:
-        consumer.close()
+        lookup.close()
     return found
 
 
@@ -75,7 +135,9 @@ def create_topics(
     properties = shared_properties(config)
     properties.update(error_cb=lambda error: reasons.append(error.str()), logger=_Silent())
     admin = AdminClient(properties)
-    wanted = [NewTopic(name, count, replication_factor, config=dict(settings or {})) for name, count in partitions.items()]
+    wanted = [
+        NewTopic(name, count, replication_factor, config=dict(settings or {})) for name, count in partitions.items()
+    ]
     if not wanted:
         return ()
     created = []

@@ -157,15 +157,15 @@ class Worker:
         limits = self._limits
         held = self._tracker.held()
         in_flight, size = self._tracker.in_flight, self._tracker.bytes_in_flight
-        if in_flight >= limits.max_in_flight or size >= limits.max_in_flight_bytes:
+        room = limits.max_in_flight - in_flight
+        room_bytes = (limits.max_in_flight_bytes - size) // limits.max_ticket_bytes  # as if each were the largest
+        if room < 1 or room_bytes < 1:
             self._full = True
         elif in_flight <= limits.max_in_flight // 2 and size <= limits.max_in_flight_bytes // 2:
             self._full = False
         self._crowded = self._crowded_partitions(held)
-        room = max(1, limits.max_in_flight - in_flight)
-        room_bytes = max(1, (limits.max_in_flight_bytes - size) // limits.max_ticket_bytes)
         return Demand(
-            max_records=min(MAX_RECORDS, room, room_bytes),
+            max_records=max(1, min(MAX_RECORDS, room, room_bytes)),
             paused=Paused(everything=self._full or self._stopping.is_set(), partitions=self._crowded),
         )
 

@@ -7,8 +7,9 @@ sent commands: a settlement that queued behind the poll that waits for it would 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -47,7 +48,7 @@ class LoopSide(Protocol):
 
     def assigned(self, epochs: Mapping[Partition, int]) -> None: ...
 
-    async def drained(self, partitions: Sequence[Partition]) -> Settlement:
+    def drained(self, partitions: Sequence[Partition]) -> Coroutine[None, None, Settlement]:
         """Wait (within a limit) for these partitions' tickets; what may be settled then."""
 
     def forget(self, partitions: Sequence[Partition]) -> None: ...
@@ -108,12 +109,14 @@ class StreamThread:
                 self._cycle()
             finally:
                 self._stream.close()
-        except _Gone:
-            pass
         except BaseException as error:  # noqa: BLE001 - whatever ends this thread must end the worker, with its reason
-            self._tell(_resolve, self._ended, error)
+            self._end(error)
         else:
-            self._tell(_resolve, self._ended, None)
+            self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        with contextlib.suppress(_Gone):  # then nobody is left to be told
+            self._tell(_resolve, self._ended, error)
 
     def _cycle(self) -> None:
         settle_at = observe_at = self._clock()
@@ -151,7 +154,10 @@ class StreamThread:
         self._tell(self._side.assigned, dict(epochs))
 
     def revoking(self, partitions: Sequence[Partition]) -> Settlement:
-        answer = asyncio.run_coroutine_threadsafe(_awaited(self._side.drained(partitions)), self._loop)
+        try:
+            answer = asyncio.run_coroutine_threadsafe(self._side.drained(partitions), self._loop)
+        except RuntimeError as error:  # the loop is closed
+            raise _Gone from error
         try:
             return answer.result(timeout=self._revoke_s + ANSWER_S)
         except TimeoutError:
@@ -202,10 +208,6 @@ class StreamThread:
                     raise
                 if not self._loop.is_running():
                     raise StreamFatal("the event loop has ended") from None
-
-
-async def _awaited(answer: Awaitable[T]) -> T:
-    return await answer
 
 
 def _resolve(future: asyncio.Future[None], error: BaseException | None) -> None:

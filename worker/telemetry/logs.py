@@ -47,7 +47,7 @@ def set_up_logging(
     render = _json_line if form == "json" else _console_line
 
     def notice(count: int) -> bytes:
-        fields = {"event": Event.LOG_LINES_DROPPED, Attribute.COUNT.value: count}
+        fields = {"event": Event.LOG_LINES_DROPPED, Attribute.COUNT: count}
         return render(_timestamp(clock()), "warning", fields)
 
     sink = LogSink(fd, notice)
@@ -78,11 +78,11 @@ def describe_error(error: BaseException) -> dict[str, object]:
     """Type, place and, for our own errors, the sentence. Those of others may quote what they choked on."""
     frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
     described: dict[str, object] = {
-        Attribute.ERROR.value: type(error).__qualname__,
-        Attribute.TRACE.value: [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+        Attribute.ERROR: type(error).__qualname__,
+        Attribute.TRACE: [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
     }
     if isinstance(error, RouterError):
-        described[Attribute.DETAIL.value] = str(error)
+        described[Attribute.DETAIL] = str(error)
     return described
 
 
@@ -105,7 +105,7 @@ class _Libraries(logging.Handler):
             message = record.getMessage()[:LIBRARY_CHARS]
         except (TypeError, ValueError):
             message = str(record.msg)[:LIBRARY_CHARS]
-        fields: dict[str, Any] = {Attribute.LIBRARY.value: record.name, Attribute.DETAIL.value: message}
+        fields: dict[str, Any] = {Attribute.LIBRARY: record.name, Attribute.DETAIL: message}
         if record.exc_info and record.exc_info[1] is not None:
             fields = {**describe_error(record.exc_info[1]), **fields}
         level = max(record.levelno // 10 * 10, logging.DEBUG)

@@ -77,7 +77,7 @@ class Metrics:
         for labels, value in list(self._counts.get(metric, {}).items()):
             yield Sample(metric, _named(metric, labels), value)
         for (watched, labels), read in list(self._watched.items()):
-            if watched is metric and ((value_now := read()) or True):
+            if watched is metric and (value_now := read()) is not None:
                 yield Sample(metric, _named(metric, labels), value_now)
 
     def prometheus(self) -> str:
@@ -100,7 +100,7 @@ class Metrics:
 
 
 def _named(metric: Metric, labels: Labels) -> tuple[tuple[str, str], ...]:
-    return tuple(zip(map(str, metric.labels), labels, strict=True))
+    return tuple(zip(metric.labels, labels, strict=True))
 
 
 def _escaped(value: str) -> str:

@@ -12,7 +12,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from worker.errors import ConfigError
 from worker.ports import Headers
-from worker.telemetry.names import Attribute, SpanName
+from worker.telemetry.names import SpanName
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -56,7 +56,8 @@ class TicketSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def set(self, attribute: Attribute, value: str | bool | float) -> None:
+    def set(self, attribute: str, value: str | bool | float) -> None:
+        """`attribute` is one of `Attribute`."""
         self._span.set_attribute(attribute, value)
 
     def fail(self, error: BaseException) -> None:

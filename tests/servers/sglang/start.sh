@@ -13,4 +13,5 @@ exec nice -n "${NICE:-10}" "$folder/venv/bin/python" -m sglang.launch_server \
   --host 127.0.0.1 --port "${PORT:-30000}" \
   --device cpu --attention-backend torch_native --dtype bfloat16 \
   --context-length 4096 --chunked-prefill-size 4096 --max-total-tokens 65536 --max-running-requests 64 \
-  --mem-fraction-static 0.5 --disable-overlap-schedule --disable-cuda-graph --sleep-on-idle "$@"
+  --mem-fraction-static 0.5 --disable-overlap-schedule --cuda-graph-backend-decode=disabled \
+  --cuda-graph-backend-prefill=disabled --sleep-on-idle "$@"

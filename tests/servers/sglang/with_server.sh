@@ -8,13 +8,17 @@ log=$folder/server.log
 "$here/install.sh" "$folder"
 PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 export PORT ROUTER_TEST_SGLANG_URL=http://127.0.0.1:$PORT
+SECONDS=0
 "$here/start.sh" "$folder" >"$log" 2>&1 &
 server=$!
 # SGLang ends its own child processes when it is asked to stop.
 trap 'kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true' EXIT
-for _ in $(seq 300); do
-  curl --silent --fail --max-time 2 --output /dev/null "$ROUTER_TEST_SGLANG_URL/ready" && break
-  kill -0 "$server" 2>/dev/null || { tail -n 20 "$log" >&2; echo "SGLang did not start, see $log" >&2; exit 1; }
+until curl --silent --fail --max-time 2 --output /dev/null "$ROUTER_TEST_SGLANG_URL/ready"; do
+  if [ "$SECONDS" -gt "${START_SECONDS:-900}" ] || ! kill -0 "$server" 2>/dev/null; then
+    tail -n 20 "$log" >&2
+    echo "SGLang did not start, see $log" >&2
+    exit 1
+  fi
   sleep 1
 done
 "$@"
