@@ -85,8 +85,7 @@ def _bar(progress: Progress, label: str) -> Callable[[int, int], None]:
 def run(rules: Rules) -> None:
     """Run the worker until SIGTERM, against what ROUTER_* names."""
     settings = load_settings()
-    serving.set_up_telemetry(settings)
-    asyncio.run(serving.serve(settings, rules))
+    asyncio.run(serving.serve(settings, rules, serving.set_up_telemetry(settings)))
 
 
 @app.command()

@@ -29,26 +29,27 @@ from worker.runtime.loop import Status, Worker
 from worker.runtime.question import Question
 from worker.runtime.service import until_signalled
 from worker.settings import Settings
-from worker.telemetry import Metrics, set_up_logging, start_export
+from worker.telemetry import LOG_LINES_DROPPED, LogSink, Metrics, set_up_logging, start_export
 from worker.wiring import Assembly, Desk
 
 EXPORT_CLOSE_S = 3.0
 
 
-def set_up_telemetry(settings: Settings, *, quiet: bool = False) -> None:
+def set_up_telemetry(settings: Settings, *, quiet: bool = False) -> LogSink:
     """Logs to standard output; `quiet` for commands that talk to a person: warnings only, to standard error."""
     stream = sys.stderr if quiet else sys.stdout
     form = settings.log_format if settings.log_format != "auto" else ("console" if stream.isatty() else "json")
     level = "error" if quiet and settings.log_level in {"info", "warning"} else settings.log_level
-    set_up_logging(level=level, form=form, fd=stream.fileno(), clock=time.time)
+    return set_up_logging(level=level, form=form, fd=stream.fileno(), clock=time.time)
 
 
-async def serve(settings: Settings, folder: Path) -> None:
+async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
     """The worker as a process: health port first, then engine, then Kafka. Raises RouterError where it must end."""
     desk = Desk.load(folder)
     secret = wiring.cache_secret(settings)
     stream = wiring.make_stream(settings, desk.rule_set)
     metrics = Metrics()
+    metrics.watch(LOG_LINES_DROPPED, lambda: log_sink.dropped)
     state = _State()
     health = HealthServer(state.status, lambda: state.waiting_for, metrics.prometheus)
     engines = wiring.make_engines(settings)

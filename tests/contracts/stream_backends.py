@@ -42,6 +42,8 @@ class Backend(Protocol):
     name: str
     commits_in_rebalances: bool
     """The mock cluster of librdkafka 2.16 answers REBALANCE_IN_PROGRESS instead."""
+    hands_over_at_once: bool
+    """On the mock cluster a member that left keeps its partitions until its session ends."""
 
     def create_topic(self, topic: str, partitions: int, **settings: str) -> None: ...
 
@@ -66,6 +68,7 @@ class Backend(Protocol):
 class MemoryBackend:
     name = "memory"
     commits_in_rebalances = True
+    hands_over_at_once = True
 
     def __init__(self) -> None:
         self.broker = MemoryBroker({})
@@ -104,6 +107,7 @@ class _KafkaBackend:
 
     name = "kafka"
     commits_in_rebalances = True
+    hands_over_at_once = True
 
     def __init__(self, bootstrap_servers: str, **settings: Any) -> None:
         self.bootstrap_servers = bootstrap_servers
@@ -144,7 +148,7 @@ class _KafkaBackend:
                 low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=20)
                 consumer.assign([TopicPartition(topic, number, low)])
                 while low < high:
-                    for message in consumer.consume(500, 20):
+                    if message := consumer.poll(20):
                         assert message.error() is None, message.error()
                         found.append(_raw(message))
                         low = found[-1].offset + 1
@@ -169,6 +173,7 @@ class _KafkaBackend:
 class EmbeddedBackend(_KafkaBackend):
     name = "embedded"
     commits_in_rebalances = False
+    hands_over_at_once = False
 
     def __init__(self, broker: FaultyBroker) -> None:
         super().__init__(broker.bootstrap_servers, assignment_strategy="range")

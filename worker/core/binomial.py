@@ -1,8 +1,8 @@
 """Exact binomial bounds: what k errors among n independent answers say about the error rate behind them.
 
-Clopper & Pearson 1934. A one-sided upper bound at level delta lies below the true rate with probability at
-most delta; `upper(k, n, delta) <= alpha` is the same statement as `P(Bin(n, alpha) <= k) <= delta`, which is
-how thresholds are tested.
+Clopper & Pearson 1934. A one-sided upper bound at level delta lies below the true rate with probability at most delta;
+`upper(k, n, delta) <= alpha` is the same statement as `P(Bin(n, alpha) <= k) <= delta`, which is how thresholds are
+tested.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ def n_min(alpha: float, delta: float) -> int:
 
 @lru_cache(maxsize=512)
 def critical_sizes(n: int, alpha: float, level: float) -> Integers:
-    """For k = 0, 1, ...: the fewest accepted items among which k errors still certify, as far as they are <=
-    n.
+    """For k = 0, 1, ...: the fewest accepted items among which k errors still certify, as far as they are <= n.
 
-    These are the only sizes worth testing: one item fewer allows one error fewer. Shape (kmax(n) + 1,),
-    increasing, read-only. At 5 %/5 % they begin 59, 93, 124, 153, 181.
+    These are the only sizes worth testing: one item fewer allows one error fewer. Shape (kmax(n) + 1,), increasing,
+    read-only. At 5 %/5 % they begin 59, 93, 124, 153, 181.
     """
     low, high = -1, max(n, 0)  # kmax(n) lies in [low, high)
     while high - low > 1:
@@ -82,9 +81,7 @@ def critical_sizes(n: int, alpha: float, level: float) -> Integers:
 
 
 def kmax(m: int, alpha: float, level: float) -> int:
-    """Most errors among `m` accepted items that still certify `alpha` at `level`; -1 where even none is too
-    many.
-    """
+    """Most errors among `m` accepted items that still certify `alpha` at `level`; -1 where even none is too many."""
     return critical_sizes(m, alpha, level).size - 1
 
 

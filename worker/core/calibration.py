@@ -1,11 +1,9 @@
-"""Calibrators as frozen artefacts: how label log-probabilities become probabilities. Fitting is in
-core.fitting.
+"""Calibrators as frozen artefacts: how label log-probabilities become probabilities. Fitting is in core.fitting.
 
-p = softmax(W z + b) over the K labels of one question, where z are label log-probabilities in nats. W is
-beta * I (temperature, Guo et al. 2017), diag(scale) (vector scaling, ibid.) or a full matrix (Dirichlet,
-Kull et al. 2019). A bias b absorbs what a fixed label order and the label tokens themselves add to every
-ticket (Zheng et al. 2024). The worker applies one ticket at a time in plain Python; numpy is imported only
-where many rows are applied at once.
+p = softmax(W z + b) over the K labels of one question, where z are label log-probabilities in nats. W is beta * I
+(temperature, Guo et al. 2017), diag(scale) (vector scaling, ibid.) or a full matrix (Dirichlet, Kull et al. 2019). A
+bias b absorbs what a fixed label order and the label tokens themselves add to every ticket (Zheng et al. 2024). The
+worker applies one ticket at a time in plain Python; numpy is imported only where many rows are applied at once.
 """
 
 from __future__ import annotations
@@ -25,20 +23,19 @@ if TYPE_CHECKING:
 Kind = Literal["identity", "temperature", "bias_temperature", "vector", "dirichlet", "prior_match"]
 
 SCORE_FLOOR = -100.0
-"""Nats below the top label at which a score stops counting: less than the smallest float32 softmax can
-return, and finite where an engine reports -inf. Fit and apply use the same floor.
+"""Nats below the top label at which a score stops counting: less than the smallest float32 softmax can return, and
+finite where an engine reports -inf. Fit and apply use the same floor.
 """
 
 NORMALISED: frozenset[Kind] = frozenset({"vector", "dirichlet"})
-"""Kinds whose answer would change with a constant added to all scores of a ticket (its label mass): they are
-given scores that are normalised over the labels first.
+"""Kinds whose answer would change with a constant added to all scores of a ticket (its label mass): they are given
+scores that are normalised over the labels first.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrator:
-    """Frozen parameters: `scale` (K,) and `bias` (K,) in nats, `matrix` (K, K) for dirichlet (then `scale`
-    is unused).
+    """Frozen parameters: `scale` (K,) and `bias` (K,) in nats, `matrix` (K, K) for dirichlet (then `scale` is unused).
 
     Row k of the matrix gives the score of label k. `ridge` is the penalty it was fitted with.
     """
@@ -104,11 +101,9 @@ class Calibrator:
         return [weight / total for weight in weights]
 
     def apply(self, logprobs: ArrayLike) -> NDArray[np.float64]:
-        """Many tickets: (n, K) log-probabilities -> (n, K) probabilities. Agrees with `apply_one` to
-        rounding.
+        """Many tickets: (n, K) log-probabilities -> (n, K) probabilities. Agrees with `apply_one` to rounding.
 
-        Certify on scores from `apply_one`: a threshold is one of the scores, and rounding must not split a
-        tie block.
+        Certify on scores from `apply_one`: a threshold is one of the scores, and rounding must not split a tie block.
         """
         import numpy as np
 
@@ -145,8 +140,8 @@ class Calibrator:
 class CorrectnessCalibrator:
     """P(the routed label is right) from its max p; never decreasing in max p, so it moves no threshold.
 
-    platt: sigmoid(slope * logit(max p) + intercept). venn_abers: `values` at the 2u + 1 places below, at and
-    between the u increasing `breaks` of max p.
+    platt: sigmoid(slope * logit(max p) + intercept). venn_abers: `values` at the 2u + 1 places below, at and between
+    the u increasing `breaks` of max p.
     """
 
     kind: Literal["platt", "venn_abers"]
@@ -199,8 +194,7 @@ def logit(p: float) -> float:
 
 
 def relative_scores(logprobs: ArrayLike, categories: int, *, normalised: bool) -> NDArray[np.float64]:
-    """(n, K) scores relative to each ticket's top score and floored, or normalised over the labels after
-    that.
+    """(n, K) scores relative to each ticket's top score and floored, or normalised over the labels after that.
 
     Raises ValueError on another shape, on NaN or +inf, and on a row that is -inf throughout.
     """

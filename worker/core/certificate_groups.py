@@ -1,8 +1,8 @@
 """Certificate groups: which categories are certified alone, which together, decided from counts only.
 
-An overall error rate hides a bad category: under one global threshold some single category was above alpha
-in most draws. So each category with enough predicted tickets has its own certificate, and the rest are
-merged before anything is known of their errors.
+An overall error rate hides a bad category: under one global threshold some single category was above alpha in most
+draws. So each category with enough predicted tickets has its own certificate, and the rest are merged before anything
+is known of their errors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ POOL = "pool"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Categories that share one threshold. `count` is the number of certification tickets predicted as one
-    of them.
-    """
+    """Categories that share one threshold. `count` is the number of certification tickets predicted as one of them."""
 
     name: str
     members: tuple[str, ...]
@@ -40,13 +38,12 @@ def form_groups(
     parents: Mapping[str, str] | None = None,
     excluded: Collection[str] = (),
 ) -> tuple[Group, ...]:
-    """At least 2 * `fewest` predicted tickets: a group of its own; else merged up the taxonomy, at last into
-    one pool.
+    """At least 2 * `fewest` predicted tickets: a group of its own; else merged up the taxonomy, at last into one pool.
 
-    `counts`: certification tickets *predicted* as each category (no label is looked at); `fewest`: n_min.
-    `parents`: node above a category or node. `excluded` categories never route (`none`; few labels to fit
-    on): decide them without the certification labels. A category that nothing was predicted as is excluded
-    too. Raises ValueError where the taxonomy has a cycle.
+    `counts`: certification tickets *predicted* as each category (no label is looked at); `fewest`: n_min. `parents`:
+    node above a category or node. `excluded` categories never route (`none`; few labels to fit on): decide them without
+    the certification labels. A category that nothing was predicted as is excluded too. Raises ValueError where the
+    taxonomy has a cycle.
     """
     above = dict(parents or {})
     out = {name for name, count in counts.items() if count == 0 or name in excluded}
@@ -84,9 +81,9 @@ def certify_categories(
 ) -> tuple[Certificate, ...]:
     """One certificate a group, every category in exactly one of them, excluded ones refused.
 
-    `predicted` (n,) label indices into `categories`, with `scores` and `errors` as for `certify`. Each
-    certificate holds with probability 1 - delta by itself; with `joint` all of them hold together with 1 -
-    delta (delta / G each). Raises ValueError.
+    `predicted` (n,) label indices into `categories`, with `scores` and `errors` as for `certify`. Each certificate
+    holds with probability 1 - delta by itself; with `joint` all of them hold together with 1 - delta (delta / G each).
+    Raises ValueError.
     """
     label = np.asarray(predicted, dtype=np.int64)
     s, e = np.asarray(scores, dtype=np.float64), np.asarray(errors)

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 from worker.errors import ArtefactError
 
 Basis = Literal["all", "own", "taxonomy", "pool", "excluded"]
-"""What a certificate covers: all tickets; one category; categories merged under a node of the taxonomy; the
-categories that were left over; or a category that was never a candidate for routing.
+"""What a certificate covers: all tickets; one category; categories merged under a node of the taxonomy; the categories
+that were left over; or a category that was never a candidate for routing.
 """
 
 Procedure = Literal["rank", "frozen", "misroutes_per_ticket"]
-"""Fixed-sequence testing with thresholds from the labelled scores, with thresholds fixed beforehand; or the
-looser target, misroutes as a share of all traffic.
+"""Fixed-sequence testing with thresholds from the labelled scores, with thresholds fixed beforehand; or the looser
+target, misroutes as a share of all traffic.
 """
 
 ScoreForm = Literal["raw_margin", "max_probability"]
@@ -25,14 +25,13 @@ ScoreForm = Literal["raw_margin", "max_probability"]
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One threshold: of `n` labelled tickets the `m` above `lambda_` had `k` errors, tested at `level` of
-    `delta`.
+    """One threshold: of `n` labelled tickets the `m` above `lambda_` had `k` errors, tested at `level` of `delta`.
 
-    Statement: over draws of the labelled set, P(error rate among the routed > alpha) <= delta; with the
-    procedure `misroutes_per_ticket` the error rate is counted per ticket of all traffic. `lambda_` is +inf
-    where nothing certified and -inf where every ticket routes. `need` estimates how many labelled tickets
-    would certify something, None where more labels are not known to help. Fingerprints and date are put in
-    by whoever knows them (`dataclasses.replace`).
+    Statement: over draws of the labelled set, P(error rate among the routed > alpha) <= delta; with the procedure
+    `misroutes_per_ticket` the error rate is counted per ticket of all traffic. `lambda_` is +inf where nothing
+    certified and -inf where every ticket routes. `need` estimates how many labelled tickets would certify something,
+    None where more labels are not known to help. Fingerprints and date are put in by whoever knows them
+    (`dataclasses.replace`).
     """
 
     group: str
@@ -116,12 +115,11 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class MarginGate:
-    """Stability: above `m_star`, at most `phi` of the tickets change their top label when scored again
-    (level `delta`).
+    """Stability: above `m_star`, at most `phi` of the tickets change their top label when scored again (level `delta`).
 
-    `measured` is False below the number of repeated tickets that could show it; the gate is then off (m_star
-    = -inf) and reported as `stability unmeasured`. A measured gate of +inf routes nothing: the engine flips
-    even at large margins.
+    `measured` is False below the number of repeated tickets that could show it; the gate is then off (m_star = -inf)
+    and reported as `stability unmeasured`. A measured gate of +inf routes nothing: the engine flips even at large
+    margins.
     """
 
     measured: bool

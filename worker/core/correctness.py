@@ -18,11 +18,10 @@ MAX_SLOPE = 20.0
 
 
 def fit_correctness(max_probabilities: ArrayLike, correct: ArrayLike, *, seed: int) -> CorrectnessCalibrator:
-    """(n,) max p of the calibrated label probabilities, (n,) 1 where the routed label is right ->
-    calibrator.
+    """(n,) max p of the calibrated label probabilities, (n,) 1 where the routed label is right -> calibrator.
 
-    Platt below 200 labels or 30 errors, otherwise whichever of Platt and Venn-Abers has the lower 5x2
-    cross-validated NLL. Raises ValueError.
+    Platt below 200 labels or 30 errors, otherwise whichever of Platt and Venn-Abers has the lower 5x2 cross-validated
+    NLL. Raises ValueError.
     """
     p, hit = _checked(max_probabilities, correct)
     if p.size < VENN_ABERS_MIN_LABELS or p.size - hit.sum() < VENN_ABERS_MIN_ERRORS:
@@ -35,8 +34,7 @@ def fit_correctness(max_probabilities: ArrayLike, correct: ArrayLike, *, seed: i
 
 
 def fit_platt(max_probabilities: ArrayLike, correct: ArrayLike) -> CorrectnessCalibrator:
-    """Platt 1999 with his smoothed targets, so that labels without an error do not drive it to certainty;
-    slope >= 0.
+    """Platt 1999 with his smoothed targets, so that labels without an error do not drive it to certainty; slope >= 0.
 
     Without any label it is the identity.
     """
@@ -58,12 +56,11 @@ def fit_platt(max_probabilities: ArrayLike, correct: ArrayLike) -> CorrectnessCa
 
 
 def fit_venn_abers(max_probabilities: ArrayLike, correct: ArrayLike) -> CorrectnessCalibrator:
-    """Inductive Venn-Abers (Vovk & Petej 2014): isotonic fits with the new ticket counted as wrong (p0) and
-    as right (p1), merged to p1 / (1 - p0 + p1).
+    """Inductive Venn-Abers (Vovk & Petej 2014): isotonic fits with the new ticket counted as wrong (p0) and as right
+    (p1), merged to p1 / (1 - p0 + p1).
 
-    Exact: every place a new score can take relative to the fitted ones is computed once, from the pooled
-    blocks to its left and to its right (pool-adjacent-violators gives the same blocks in any order of
-    pooling).
+    Exact: every place a new score can take relative to the fitted ones is computed once, from the pooled blocks to its
+    left and to its right (pool-adjacent-violators gives the same blocks in any order of pooling).
     """
     p, hit = _checked(max_probabilities, correct)
     places, inverse = np.unique(p, return_inverse=True)
@@ -88,9 +85,7 @@ def fit_venn_abers(max_probabilities: ArrayLike, correct: ArrayLike) -> Correctn
 
 
 Block = tuple[float, float, int]
-"""Sum, count and first index of the last isotonic block of a prefix; the block before it ends just below
-that index.
-"""
+"""Sum, count and first index of the last isotonic block of a prefix; the block before it ends just below that index."""
 
 
 def _blocks(sums: list[float], counts: list[float]) -> list[Block]:
@@ -105,8 +100,8 @@ def _blocks(sums: list[float], counts: list[float]) -> list[Block]:
 
 
 def _pooled(left: list[Block], right: list[Block], gap: tuple[int, int], s: float, c: float) -> float:
-    """Isotonic value of a block (s, c) set between the prefix that ends at `before` and the suffix that
-    begins at `after`.
+    """Isotonic value of a block (s, c) set between the prefix that ends at `before` and the suffix that begins at
+    `after`.
 
     The suffix's blocks are kept as prefixes of the mirrored problem, in which right and wrong change places.
     """

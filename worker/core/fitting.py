@@ -1,9 +1,7 @@
-"""Fitting calibrators: labelled label scores -> frozen Calibrator, and the label-free match to historical
-shares.
+"""Fitting calibrators: labelled label scores -> frozen Calibrator, and the label-free match to historical shares.
 
-Minimises mean NLL + (ridge / 2n) |penalised|^2 by L-BFGS from scale 1 and bias 0: every problem here is
-convex. Label -1 is a ticket that belongs to none of the K categories; it has no probability to fit, and is
-left out.
+Minimises mean NLL + (ridge / 2n) |penalised|^2 by L-BFGS from scale 1 and bias 0: every problem here is convex. Label
+-1 is a ticket that belongs to none of the K categories; it has no probability to fit, and is left out.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ Bound = tuple[float | None, float | None]
 FittedKind = Literal["identity", "temperature", "bias_temperature", "vector", "dirichlet"]
 
 SCALE_RANGE = (0.01, 20.0)
-"""Bounds of every scale. Where the labels are separable the likelihood would sharpen without end, which only
-saturates max p at 1 and loses the order of the tickets.
+"""Bounds of every scale. Where the labels are separable the likelihood would sharpen without end, which only saturates
+max p at 1 and loses the order of the tickets.
 """
 
 PRIOR_MIN_TICKETS = 500
@@ -42,10 +40,10 @@ def fit(
 ) -> Calibrator:
     """Fit one kind on (n, K) label log-probabilities (nats) and (n,) label indices, -1 for none of the K.
 
-    `weights` (n,) >= 0 are inverse labelling probabilities; n in the penalty is then (sum w)^2 / sum w^2.
-    The penalty falls on the bias; for vector also on the scales' distance from their mean; for dirichlet on
-    the off-diagonal and the bias. The result does not depend on the order of the rows. Without any usable
-    row it is the starting point. Raises ValueError.
+    `weights` (n,) >= 0 are inverse labelling probabilities; n in the penalty is then (sum w)^2 / sum w^2. The penalty
+    falls on the bias; for vector also on the scales' distance from their mean; for dirichlet on the off-diagonal and
+    the bias. The result does not depend on the order of the rows. Without any usable row it is the starting point.
+    Raises ValueError.
     """
     z, y, w = usable_rows(logprobs, labels, weights)
     size = z.shape[1]
@@ -108,13 +106,12 @@ def fit(
 
 
 def match_prior(logprobs: ArrayLike, shares: ArrayLike, *, beta: float = 1.0) -> Calibrator:
-    """Before labels exist: the bias under which the mean prediction over unlabelled tickets equals the
-    desk's shares.
+    """Before labels exist: the bias under which the mean prediction over unlabelled tickets equals the desk's shares.
 
-    `logprobs` (n, K) of at least 500 tickets of current traffic; `shares` (K,) historical shares or counts,
-    a share of 0 read as half a ticket in n. Probabilities from it are plausible, never certified (Zhao et
-    al. 2021, Zhou et al. 2023 for the label-free correction; uniform shares instead of the desk's own make a
-    skewed stream worse). Raises ValueError.
+    `logprobs` (n, K) of at least 500 tickets of current traffic; `shares` (K,) historical shares or counts, a share of
+    0 read as half a ticket in n. Probabilities from it are plausible, never certified (Zhao et al. 2021, Zhou et al.
+    2023 for the label-free correction; uniform shares instead of the desk's own make a skewed stream worse). Raises
+    ValueError.
     """
     target = np.array(shares, dtype=np.float64)
     z = relative_scores(logprobs, target.size, normalised=False)

@@ -1,15 +1,15 @@
 """Thresholds with finite-sample bounds: fallback fixed-sequence testing with exact binomial bounds.
 
-Guarantee of `certify`: over draws of the labelled set, P(error rate among the routed > alpha) <= delta. It
-assumes that the labelled tickets are a random sample of the traffic to be routed (same model, engine, prompt
-and label order; near-duplicates collapsed), that the score was not fitted on the same labels, and that the
-error rate above a threshold crosses alpha once as the threshold loosens. `certify_frozen` drops the last
-assumption for thresholds that were fixed on other tickets.
+Guarantee of `certify`: over draws of the labelled set, P(error rate among the routed > alpha) <= delta. It assumes that
+the labelled tickets are a random sample of the traffic to be routed (same model, engine, prompt and label order;
+near-duplicates collapsed), that the score was not fitted on the same labels, and that the error rate above a threshold
+crosses alpha once as the threshold loosens. `certify_frozen` drops the last assumption for thresholds that were fixed
+on other tickets.
 
-Which sizes are tested, and with which share of delta, is planned from n alone (fallback procedure, Wiens
-2003, for the fixed sequences of Learn then Test, Angelopoulos et al. 2021, arXiv:2110.01052). A certified
-step hands its level on; a failed one spends it, and testing resumes at the next start. `certify_misroutes`
-is RCPS (Bates et al. 2021, arXiv:2101.02703).
+Which sizes are tested, and with which share of delta, is planned from n alone (fallback procedure, Wiens 2003, for the
+fixed sequences of Learn then Test, Angelopoulos et al. 2021, arXiv:2110.01052). A certified step hands its level on; a
+failed one spends it, and testing resumes at the next start. `certify_misroutes` is RCPS (Bates et al. 2021,
+arXiv:2101.02703).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class FrozenThresholds:
 def certify(scores: ArrayLike, errors: ArrayLike, *, alpha: float, delta: float, subject: Subject = ALL) -> Certificate:
     """Rank form: thresholds from the labelled scores themselves.
 
-    `scores` (n,), higher is surer; `errors` (n,), 1 where the label that would be routed is wrong (a ticket
-    of no category is). Equal scores are routed together or not at all. Raises ValueError.
+    `scores` (n,), higher is surer; `errors` (n,), 1 where the label that would be routed is wrong (a ticket of no
+    category is). Equal scores are routed together or not at all. Raises ValueError.
     """
     s, wrong = _by_score(scores, errors)
     question = _Question("rank", alpha, delta, subject)
@@ -101,10 +101,9 @@ def certify(scores: ArrayLike, errors: ArrayLike, *, alpha: float, delta: float,
 
 
 def freeze_thresholds(unlabelled_scores: ArrayLike) -> FrozenThresholds:
-    """Thresholds at coverages .05, .10, ..., 1 of at least 500 unlabelled scores that are independent of the
-    labelled ones.
+    """Thresholds at coverages .05, .10, ..., 1 of unlabelled scores that are independent of the labelled ones.
 
-    Raises ValueError.
+    Raises ValueError below 500 of them, and on NaN.
     """
     s = -np.sort(-np.asarray(unlabelled_scores, dtype=np.float64))
     if s.ndim != 1 or s.size < FROZEN_MIN_SCORES or np.isnan(s).any():
@@ -128,10 +127,10 @@ def certify_frozen(
     delta: float,
     subject: Subject = ALL,
 ) -> Certificate:
-    """Frozen form: the same walk over thresholds fixed beforehand; it assumes nothing on how risk changes
-    with strictness.
+    """Frozen form: the same walk over thresholds fixed beforehand.
 
-    Costs 1 to 8 points of coverage against `certify`. Raises ValueError.
+    Assumes nothing on how risk changes with strictness. From 200 labels on it costs 1 to 8 points of coverage against
+    `certify`, below that far more. Raises ValueError.
     """
     s, wrong = _by_score(scores, errors)
     question = _Question("frozen", alpha, delta, subject)
@@ -155,11 +154,10 @@ def certify_frozen(
 def certify_misroutes(
     scores: ArrayLike, errors: ArrayLike, *, alpha: float, delta: float, subject: Subject = ALL
 ) -> Certificate:
-    """The looser target: misroutes per ticket of *all* traffic at most alpha, with probability at least 1 -
-    delta.
+    """The looser target: misroutes per ticket of *all* traffic at most alpha, with probability 1 - delta.
 
-    The loss falls as the threshold tightens by construction, so one exact bound at full delta serves every
-    threshold: no multiplicity, and 59 labels in total are enough at 5 %/5 %. Raises ValueError.
+    The loss falls as the threshold tightens by construction, so one exact bound at full delta serves every threshold:
+    no multiplicity, and 59 labels in total are enough at 5 %/5 %. Raises ValueError.
     """
     s, wrong = _by_score(scores, errors)
     question = _Question("misroutes_per_ticket", alpha, delta, subject)
@@ -173,11 +171,11 @@ def certify_misroutes(
 
 
 def margin_gate(margins: ArrayLike, flips: ArrayLike, *, phi: float = 0.01, delta: float = 0.05) -> MarginGate:
-    """Stability from tickets scored twice under different batch mixes: `flips` (n,) is 1 where the top label
-    differed.
+    """Stability, from tickets scored twice under different batch mixes.
 
-    Below n_min(phi, delta) repeats (299 at 1 %/5 %) the gate is off, as nothing could show stability. Search
-    the routing threshold among the labelled tickets inside the gate. Raises ValueError.
+    `margins` (n,), and `flips` (n,): 1 where the top label differed. Below n_min(phi, delta) repeats (299 at 1 %/5 %)
+    the gate is off, as nothing could show stability. Search the routing threshold among the labelled tickets inside the
+    gate. Raises ValueError.
     """
     certificate = certify(margins, flips, alpha=phi, delta=delta)
     measured = certificate.n >= n_min(phi, delta)
@@ -188,8 +186,7 @@ def margin_gate(margins: ArrayLike, flips: ArrayLike, *, phi: float = 0.01, delt
 def labels_needed(scores: ArrayLike, errors: ArrayLike, *, alpha: float, delta: float) -> int | None:
     """How many labelled tickets would certify something if errors went on falling as they do in these.
 
-    An estimate, and an optimistic one: the most favourable threshold is taken. None where no multiple up to
-    100 would.
+    An estimate, and an optimistic one: the most favourable threshold is taken. None where no multiple up to 100 would.
     """
     s, wrong = _by_score(scores, errors)
     check_level("alpha", alpha)
@@ -198,9 +195,7 @@ def labels_needed(scores: ArrayLike, errors: ArrayLike, *, alpha: float, delta: 
 
 @lru_cache(maxsize=512)
 def _plan(n: int, alpha: float, delta: float) -> tuple[Integers, NDArray[np.bool_]]:
-    """Sizes to test, increasing, and which of them start with a fresh share of delta. Looks at n, never at
-    the labels.
-    """
+    """Sizes to test, increasing, and which of them start with a fresh share of delta: from n, never from labels."""
     fewest = n_min(alpha, delta)
     if n < fewest:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
@@ -222,11 +217,9 @@ def _start_count(n: int, fewest: int) -> int:
 
 
 def _walk(p_values: Floats, starts: NDArray[np.bool_], delta: float) -> tuple[int, float]:
-    """Strict to loose through the fallback procedure: index of the last certified step, -1 for none, and its
-    level.
+    """Strict to loose through the fallback procedure: index of the last certified step, -1 for none, and its level.
 
-    A p-value is P(Bin(m, alpha) <= k). Shares of delta are counted, not added, so that all of them make
-    exactly delta.
+    A p-value is P(Bin(m, alpha) <= k). Shares of delta are counted, not added, so that all of them make exactly delta.
     """
     total = int(starts.sum())
     best, best_level, held = -1, 0.0, 0

@@ -1,10 +1,9 @@
 """Reliability: how good the probabilities are, and what confidence buys.
 
-Conventions. Probabilities are (n, K) rows that sum to 1; labels (n,) are indices, -1 for a ticket of no
-category. Such a ticket is an error wherever answers are counted (accuracy, ECE, bands, F1, risk) and left
-out where a gold probability is needed (NLL, Brier). Bins are (lo, hi] with confidence 0 in the first.
-Thresholds lie only at the end of a tie block, and what depends on the order of ties is averaged over their
-orders.
+Conventions. Probabilities are (n, K) rows that sum to 1; labels (n,) are indices, -1 for a ticket of no category. Such
+a ticket is an error wherever answers are counted (accuracy, ECE, bands, F1, risk) and left out where a gold probability
+is needed (NLL, Brier). Bins are (lo, hi] with confidence 0 in the first. Thresholds lie only at the end of a tie block,
+and what depends on the order of ties is averaged over their orders.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ class CalibrationError:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Answers with confidence in (lo, hi]; accuracy with its two-sided Clopper-Pearson interval, NaN where n
-    = 0.
-    """
+    """Answers with confidence in (lo, hi]; accuracy with its two-sided Clopper-Pearson interval, NaN where n = 0."""
 
     lo: float
     hi: float
@@ -75,8 +72,8 @@ def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 
 def nll(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Mean negative log-probability of the gold label in nats, clipped at the float64 epsilon; NaN without a
-    labelled row.
+    """Mean negative log-probability of the gold label in nats, clipped at the float64 epsilon; NaN without a labelled
+    row.
     """
     p, y = _in_scope(probabilities, labels)
     eps = np.finfo(np.float64).eps
@@ -93,9 +90,7 @@ def brier(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 
 def calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
-    """ECE over equal-width bins: sum of n_b / n * |mean confidence - accuracy|. Report it with
-    `bootstrap_ece`.
-    """
+    """ECE over equal-width bins: sum of n_b / n * |mean confidence - accuracy|. Report it with `bootstrap_ece`."""
     gap, member = _gaps(confidence, correct, bins)
     return float(np.abs(np.bincount(member, weights=gap, minlength=bins)).sum() / gap.size)
 
@@ -130,9 +125,7 @@ def bootstrap_ece(
     draws: int = 1000,
     interval: float = 0.95,
 ) -> CalibrationError:
-    """ECE with its percentile interval over resampled tickets. Binned ECE is biased upwards, small samples
-    most.
-    """
+    """ECE with its percentile interval over resampled tickets. Binned ECE is biased upwards, small samples most."""
     gap, member = _gaps(confidence, correct, bins)
     resampled = np.empty(draws)
     for draw in range(draws):
@@ -162,8 +155,8 @@ def bands(
 
 
 def monotonicity(found: tuple[Band, ...]) -> Monotonicity:
-    """Whether surer bands are righter: `inverted` where a surer band's whole interval lies below that of a
-    less sure one.
+    """Whether surer bands are righter: `inverted` where a surer band's whole interval lies below that of a less sure
+    one.
     """
     filled = [band for band in found if band.n > 0]
     if len(filled) < 2:
@@ -175,9 +168,7 @@ def monotonicity(found: tuple[Band, ...]) -> Monotonicity:
 
 
 def confusion(predicted: ArrayLike, labels: ArrayLike, categories: int) -> Integers:
-    """(K + 1, K) counts: row is the true label, the last row tickets of no category; column is the predicted
-    label.
-    """
+    """(K + 1, K) counts: row is the true label, the last row tickets of no category; column is the predicted label."""
     guess, y = np.asarray(predicted, dtype=np.int64), np.asarray(labels, dtype=np.int64)
     if guess.shape != y.shape or guess.ndim != 1:
         raise ValueError(f"predicted {guess.shape} and labels {y.shape}: expected (n,) and (n,)")
@@ -190,9 +181,7 @@ def confusion(predicted: ArrayLike, labels: ArrayLike, categories: int) -> Integ
 
 
 def macro_f1(matrix: Integers) -> float:
-    """Mean F1 over all K labels of a `confusion` matrix; 0 for a label that is neither present nor
-    predicted.
-    """
+    """Mean F1 over all K labels of a `confusion` matrix; 0 for a label that is neither present nor predicted."""
     right = np.diagonal(matrix).astype(np.float64)
     size = matrix.shape[1]
     denominator = matrix[:size].sum(axis=1) + matrix.sum(axis=0)
@@ -227,16 +216,12 @@ def excess_aurc(scores: ArrayLike, errors: ArrayLike) -> float:
 
 
 def coverage_at_risk(scores: ArrayLike, errors: ArrayLike, target: float) -> float:
-    """Largest share that an existing threshold routes at an empirical error rate <= target. Never a
-    guarantee.
-    """
+    """Largest share that an existing threshold routes at an empirical error rate <= target. Never a guarantee."""
     return max((point.coverage for point in risk_coverage(scores, errors) if point.risk <= target), default=0.0)
 
 
 def risk_at_coverage(scores: ArrayLike, errors: ArrayLike, coverage: float) -> float:
-    """Error rate of the loosest existing threshold that routes at most `coverage`; NaN where even one block
-    is more.
-    """
+    """Error rate of the loosest existing threshold that routes at most `coverage`; NaN where even one block is more."""
     risks = [point.risk for point in risk_coverage(scores, errors) if point.coverage <= coverage + 1e-12]
     return risks[-1] if risks else math.nan
 

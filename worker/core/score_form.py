@@ -1,8 +1,8 @@
 """Score forms: which label of a score vector is routed, and the number that is compared with the threshold.
 
-What is certified must be what is routed: the label is the argmax of the same vector whose score is
-certified. Both forms are computed by the same plain functions in the worker and in calibration, so equal
-tickets have equal scores to the last bit and a tie block stays one block.
+What is certified must be what is routed: the label is the argmax of the same vector whose score is certified. Both
+forms are computed by the same plain functions in the worker and in calibration, so equal tickets have equal scores to
+the last bit and a tie block stays one block.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from worker.core.certificates import ScoreForm
 
 FIT_SHARE = 0.35
 SPLIT_FROM = 400
-"""Labelled tickets from which the split form is taken without asking whether the calibrator repairs
-accuracy.
-"""
+"""Labelled tickets from which the split form is taken without asking whether the calibrator repairs accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,8 @@ class RoutedLabel:
 
 
 def raw_margin(logprobs: Sequence[float]) -> RoutedLabel:
-    """Argmax (the first of equals) and top1 - top2 in nats, +inf where there is one label only. Raises
-    ValueError on NaN.
+    """Argmax (the first of equals) and top1 - top2 in nats, +inf where there is one label only. Raises ValueError on
+    NaN.
     """
     index = _argmax(logprobs)
     margin = logprobs[index] - max((z for i, z in enumerate(logprobs) if i != index), default=-math.inf)
@@ -57,8 +55,8 @@ def routed_label(form: ScoreForm, calibrator: Calibrator, logprobs: Sequence[flo
 def choose_form(n: int, n_min: int, gain: float, gain_se: float) -> ScoreForm:
     """Raw margin certified on all `n` labels, or max p of a calibrator fitted on 35 % and certified on 65 %.
 
-    `gain` is by how much bias_temperature's cross-validated accuracy exceeds the raw argmax's, `gain_se` its
-    standard error, both measured on the fit part alone: the choice must not look at an error that certifies.
+    `gain` is by how much bias_temperature's cross-validated accuracy exceeds the raw argmax's, `gain_se` its standard
+    error, both measured on the fit part alone: the choice must not look at an error that certifies.
     """
     if (1.0 - FIT_SHARE) * n < 2 * n_min:
         return "raw_margin"
@@ -66,9 +64,7 @@ def choose_form(n: int, n_min: int, gain: float, gain_se: float) -> ScoreForm:
 
 
 def in_fit_part(ticket_id: str, fit_share: float = FIT_SHARE) -> bool:
-    """Whether this ticket's label fits the calibrator (else it certifies): by hash of its id, so in any
-    order the same.
-    """
+    """Whether this ticket's label fits the calibrator (else it certifies): by hash of its id, in any order."""
     digest = hashlib.sha256(b"ticket-router/fit-part\x00" + ticket_id.encode()).digest()
     return int.from_bytes(digest[:8], "big") < fit_share * 2.0**64
 

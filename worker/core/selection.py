@@ -1,5 +1,5 @@
-"""Selection: which calibrator the labels can carry, by repeated 5x2 cross-validation and a paired
-one-standard-error rule.
+"""Selection: which calibrator the labels can carry, by repeated 5x2 cross-validation and a paired one-standard-error
+rule.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ Integers = NDArray[np.int64]
 REPEATS = 5
 CV_TOLERANCE = 1e-6
 IDENTITY_SLACK = 1.01
-"""Identity is taken only within 1 % of the best NLL: a small set's standard error alone would hide a real
-loss.
-"""
+"""Identity is taken only within 1 % of the best NLL: a small set's standard error alone would hide a real loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,8 @@ CANDIDATES = (
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """Held-out mean NLL (nats) and accuracy over the in-scope rows; `excess` over the best NLL with its
-    paired standard error.
+    """Held-out mean NLL (nats) and accuracy over the in-scope rows; `excess` over the best NLL with its paired standard
+    error.
     """
 
     candidate: Candidate
@@ -60,8 +58,8 @@ class CandidateResult:
 class Selection:
     """The chosen calibrator, fitted on all rows, and how every offered candidate did.
 
-    `accuracy_gain`, `accuracy_gain_se`: bias_temperature (ridge 5) against the raw argmax, paired; what
-    `choose_form` asks.
+    `accuracy_gain`, `accuracy_gain_se`: bias_temperature (ridge 5) against the raw argmax, paired; what `choose_form`
+    asks.
     """
 
     calibrator: Calibrator
@@ -80,12 +78,11 @@ def offered(n: int, categories: int) -> tuple[Candidate, ...]:
 
 
 def select(logprobs: ArrayLike, labels: ArrayLike, *, seed: int, weights: ArrayLike | None = None) -> Selection:
-    """Choose and fit: the simplest candidate whose held-out NLL exceeds the best by at most one paired
-    standard error.
+    """Choose and fit: the simplest candidate whose held-out NLL exceeds the best by at most one paired standard error.
 
-    (n, K) label log-probabilities, (n,) label indices with -1 left out. The same seed and rows give the same
-    result in any row order. Differences are paired by ticket (averaged over its held-out turns), standard
-    errors are over tickets. Fewer than two usable rows give identity.
+    (n, K) label log-probabilities, (n,) label indices with -1 left out. The same seed and rows give the same result in
+    any row order. Differences are paired by ticket (averaged over its held-out turns), standard errors are over
+    tickets. Fewer than two usable rows give identity.
     """
     z, y, w = usable_rows(logprobs, labels, weights)
     n, size = z.shape
@@ -122,9 +119,7 @@ def select(logprobs: ArrayLike, labels: ArrayLike, *, seed: int, weights: ArrayL
 
 
 def five_by_two(n: int, seed: int) -> Iterator[tuple[Integers, Integers]]:
-    """Five random halvings of n >= 2 rows, each half once the training and once the held-out part
-    (Dietterich 1998).
-    """
+    """Five random halvings of n >= 2 rows, each half once the training and once the held-out part (Dietterich 1998)."""
     generator = np.random.default_rng(seed)
     for _ in range(REPEATS):
         order = generator.permutation(n).astype(np.int64)

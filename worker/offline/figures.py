@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from worker.core.binomial import clopper_pearson_upper
 from worker.core.certificates import Certificate
-from worker.core.reliability import Band, RiskPoint
+from worker.core.reliability import Band
 
 INK, MUTED, GRID, PAPER = "#1f2a37", "#64748b", "#e6eaf0", "#ffffff"
 GOOD, BAD, LIMIT, PALE = "#0f766e", "#c2410c", "#b45309", "#94a3b8"
@@ -72,15 +72,15 @@ def reliability_figure(before: Sequence[Band], after: Sequence[Band]) -> Drawn:
 
 
 def risk_coverage_figure(
-    curve: Sequence[RiskPoint], scale: float, alpha: float, point: tuple[float, float] | None
+    curve: Sequence[tuple[float, float]], alpha: float, point: tuple[float, float] | None, *, per_ticket: bool
 ) -> Drawn:
-    """Error rate among the surest tickets against their share; `scale` turns the curve's coverage into a share of all
-    tickets. `point` is what the certificates route together: (coverage, error rate).
+    """(share of all tickets routed, errors) strict to loose, and what the certificates route together. Errors are a
+    share of the routed, or with `per_ticket` of all tickets.
     """
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        x, y = [p.coverage * scale for p in curve], [p.risk for p in curve]
+        x, y = [p[0] for p in curve], [p[1] for p in curve]
         axes.fill_between(x, y, color=GOOD, alpha=0.08, linewidth=0)
         axes.plot(x, y, color=GOOD, linewidth=1.8, label="errors in these labels")
         axes.axhline(alpha, color=LIMIT, linewidth=1.2, linestyle=(0, (5, 3)))
@@ -90,14 +90,15 @@ def risk_coverage_figure(
             axes.scatter(*point, s=80, color=INK, zorder=4, edgecolor=PAPER, linewidth=1.2, label="what is certified")
             right = point[0] > 0.6
             axes.annotate(
-                f"{point[0]:.0%} routed, {point[1]:.1%} of them wrong",
+                f"{point[0]:.0%} routed, {point[1]:.1%} {'misrouted' if per_ticket else 'of them wrong'}",
                 point,
                 xytext=(-10 if right else 10, -16 if point[1] > 0.3 * top else 12),
                 textcoords="offset points",
                 ha="right" if right else "left",
                 color=INK,
             )
-        axes.set(xlim=(0, 1), ylim=(0, min(1.0, top)), xlabel="share of tickets routed", ylabel="share of those wrong")
+        axes.set(xlim=(0, 1), ylim=(0, min(1.0, top)), xlabel="share of tickets routed")
+        axes.set_ylabel("share of all tickets misrouted" if per_ticket else "share of those wrong")
         axes.xaxis.set_major_formatter(PercentFormatter(1, 0))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.legend(loc="upper left")
@@ -161,24 +162,27 @@ def confusion_figure(matrix: Sequence[Sequence[int]], categories: Sequence[str])
 
 
 def certificates_figure(certificates: Sequence[Certificate]) -> Drawn:
-    """Per certificate: errors among the routed, the bound under which the true rate lies, and the alpha it keeps."""
+    """Per certificate: errors in what it counts, the bound under which the true rate lies, and the alpha it keeps."""
     shown = [c for c in certificates if c.certified]
+    per_ticket = any(c.procedure == "misroutes_per_ticket" for c in shown)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for row, c in enumerate(reversed(shown)):
-            out_of = c.n if c.procedure == "misroutes_per_ticket" else c.m
+            out_of = c.n if per_ticket else c.m
             rate, upper = c.k / out_of, clopper_pearson_upper(c.k, out_of, c.level)
             axes.plot([rate, upper], [row, row], color=GOOD, linewidth=2.4, solid_capstyle="round")
             axes.scatter([rate], [row], s=44, color=GOOD, zorder=3, clip_on=False)
             axes.plot([c.alpha, c.alpha], [row - 0.36, row + 0.36], color=LIMIT, linewidth=2)
-            axes.text(1.02, row, f"k {c.k} of m {c.m}", transform=axes.get_yaxis_transform(), va="center", color=MUTED)
+            words = f"k {c.k} of {'n' if per_ticket else 'm'} {out_of}"
+            axes.text(1.02, row, words, transform=axes.get_yaxis_transform(), va="center", color=MUTED)
         axes.set_yticks(range(len(shown)), [c.group for c in reversed(shown)])
-        axes.set(xlim=(0, None), ylim=(-0.7, len(shown) - 0.3), xlabel="share of the routed that is wrong")
+        axes.set(xlim=(0, None), ylim=(-0.7, len(shown) - 0.3))
+        axes.set_xlabel("share of all tickets misrouted" if per_ticket else "share of the routed that is wrong")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.grid(False, axis="y")
 
-    alt = "Errors among the routed, their upper bound and alpha, for each certificate."
+    alt = "Errors, their upper bound and alpha, for each certificate."
     return _drawn("certificates", alt, (5.8, 1.1 + 0.36 * max(1, len(shown))), draw)
 
 

@@ -1,9 +1,8 @@
-"""Guarantee simulation: populations whose true error rates are known, and how often each way to a threshold
-breaks its promise.
+"""Guarantee simulation: on populations of known risk, how often each way to a threshold breaks its promise.
 
-A draw of the labelled set gives a threshold; the population then says the true error rate among the routed.
-A violation is a true rate above alpha. A procedure keeps its promise where violations are at most delta;
-`Outcome.allowed` adds three standard errors.
+A draw of the labelled set gives a threshold; the population then says the true error rate among the routed. A violation
+is a true rate above alpha. A procedure keeps its promise where violations are at most delta; `Outcome.allowed` adds
+three standard errors.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ UNLABELLED = 500
 
 
 class Population(Protocol):
-    """Traffic with a known risk. Scores rise with confidence; errors are 1 where the routed label would be
-    wrong.
-    """
+    """Traffic with a known risk. Scores rise with confidence; errors are 1 where the routed label would be wrong."""
 
     @property
     def name(self) -> str: ...
@@ -42,16 +39,14 @@ class Population(Protocol):
         """`n` independent tickets: scores and errors."""
 
     def outcome(self, lambda_: float) -> tuple[float, float]:
-        """Share of traffic with score > lambda_ (coverage) and the true error rate among it (risk, 0 where
-        nothing routes).
+        """Share of traffic with score > lambda_ (coverage) and the true error rate among it (risk, 0 where nothing
+        routes).
         """
 
 
 @dataclass(frozen=True)
 class CurvePopulation:
-    """Score u uniform on [0, 1], risk at it given by `eta`. Integrated on a grid that every jump of eta lies
-    on.
-    """
+    """Score u uniform on [0, 1], risk at it given by `eta`. Integrated on a grid that every jump of eta lies on."""
 
     name: str
     eta: Callable[[Floats], Floats]
@@ -84,9 +79,8 @@ CURVES = (
         "bumpy", lambda u: np.where(u > 0.7, 0.02, np.where(u > 0.62, 0.16, 0.012 + 0.30 * (1 - u) ** 2.5))
     ),
 )
-"""badtop and bumpy break the assumption that stricter thresholds do not raise the risk; flat breaks 5 % at
-every threshold, so any threshold is a violation; edge lies just below 5 % for most of its traffic and far
-above for the rest.
+"""badtop and bumpy break the assumption that stricter thresholds do not raise the risk; flat breaks 5 % at every
+threshold, so any threshold is a violation; edge lies just below 5 % for most of its traffic and far above for the rest.
 """
 
 LABEL_BIAS = (0.08, -0.08, 0.38, 0.06, -0.32, 0.22, 0.78, 0.57)
@@ -95,9 +89,8 @@ LABEL_BIAS = (0.08, -0.08, 0.38, 0.06, -0.32, 0.22, 0.78, 0.57)
 
 @dataclass(frozen=True)
 class LanguageModelPopulation:
-    """Eight skewed categories scored by something like a language model: overconfident, with a fixed label
-    bias, heavy-tailed noise and 4 % of tickets that belong to no category. About 87 % of the raw argmaxes
-    are right.
+    """Eight skewed categories scored by something like a language model: overconfident, with a fixed label bias,
+    heavy-tailed noise and 4 % of tickets that belong to no category. About 87 % of the raw argmaxes are right.
 
     `pool` tickets stand for the population; they are drawn once, from `pool_seed`, and never labelled.
     """
@@ -183,17 +176,14 @@ def naive(drawn: Labelled) -> float:
 
 
 def uncorrected_scan(drawn: Labelled) -> float:
-    """Wrong: the loosest threshold whose exact bound at delta is at most alpha, as if it were the only one
-    looked at.
-    """
+    """Wrong: the loosest threshold whose exact bound at delta is at most alpha, as if no other were looked at."""
     s, k = _ranked(drawn)
     return _loosest(s, binomial_cdf(k, np.arange(1, s.size + 1), drawn.alpha) <= drawn.delta)
 
 
 def geifman_el_yaniv(drawn: Labelled) -> float:
-    """Selection with guaranteed risk (Geifman & El-Yaniv 2017, arXiv:1705.08500, algorithm 1): binary search
-    over ranks, each of its ceil(log2 n) exact bounds at an equal share of delta. The loosest threshold that
-    passed is taken.
+    """Selection with guaranteed risk (Geifman & El-Yaniv 2017, arXiv:1705.08500, algorithm 1): binary search over
+    ranks, each of its ceil(log2 n) exact bounds at an equal share of delta. The loosest threshold that passed is taken.
     """
     s, k = _ranked(drawn)
     steps = max(1, math.ceil(math.log2(s.size)))
@@ -286,8 +276,8 @@ def simulate_form(
 ) -> Outcome:
     """What calibrated scores do to the guarantee, the calibrator being fitted anew on every labelled set.
 
-    `split`: 35 % fit, 65 % certify. `chosen`: split or raw margin as `core.score_form.choose_form` decides
-    on the fit part. `same_labels`: fitted and certified on all labels, which promises nothing.
+    `split`: 35 % fit, 65 % certify. `chosen`: split or raw margin as `core.score_form.choose_form` decides on the fit
+    part. `same_labels`: fitted and certified on all labels, which promises nothing.
     """
     generator = np.random.default_rng([seed, n])
     counted = _Tally()

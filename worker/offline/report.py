@@ -109,10 +109,14 @@ def _risk_coverage(result: CalibrationResult, routed: Sequence[Candidate]) -> li
     open_rows = [row for row in result.certifying if row.gate is None]
     if not open_rows:
         return []
-    curve = risk_coverage([row.score for row in open_rows], [int(row.wrong) for row in open_rows])
-    n = len(result.certifying)
-    point = (len(routed) / n, sum(row.wrong for row in routed) / len(routed)) if routed else None
-    return [risk_coverage_figure(curve, len(open_rows) / n, result.plan.alpha, point)]
+    n, per_ticket = len(result.certifying), result.plan.target == "misroutes_per_ticket"
+    curve = [
+        (share_routed := found.coverage * len(open_rows) / n, found.risk * (share_routed if per_ticket else 1.0))
+        for found in risk_coverage([row.score for row in open_rows], [int(row.wrong) for row in open_rows])
+    ]
+    wrong = sum(row.wrong for row in routed)
+    point = (len(routed) / n, wrong / (n if per_ticket else len(routed))) if routed else None
+    return [risk_coverage_figure(curve, result.plan.alpha, point, per_ticket=per_ticket)]
 
 
 def _positions(result: CalibrationResult) -> Drawn:

@@ -9,7 +9,7 @@ from typing import Protocol
 from worker.core.envelope import Envelope
 from worker.core.ticket import Ticket
 from worker.errors import InvalidTicket, StreamRetriable
-from worker.ports import Delivery, Partition, RefusedOutput, Settlement
+from worker.ports import Delivery, Partition, RefusedOutput
 from worker.telemetry import (
     CACHE_FAILURES,
     CACHE_LOOKUPS,
@@ -23,6 +23,7 @@ from worker.telemetry import (
     LAG,
     REFUSED_OUTPUTS,
     SETTLE_FAILURES,
+    SETTLE_LATENCY,
     SETTLED,
     TICKET_FAILURES,
     TICKET_LATENCY,
@@ -117,8 +118,9 @@ class Journal:
         self._metrics.add(SETTLE_FAILURES)
         self._log.warning(Event.SETTLING_FAILED, **{Attribute.DETAIL: str(error)})
 
-    def settled(self, settlement: Settlement, deliveries: int) -> None:
+    def settled(self, deliveries: int, seconds: float) -> None:
         self._metrics.add(SETTLED, by=deliveries)
+        self._metrics.observe(SETTLE_LATENCY, seconds)
 
     def assigned(self, partitions: Sequence[Partition]) -> None:
         self._log.info(Event.PARTITIONS_ASSIGNED, **{Attribute.PARTITIONS: _numbers(partitions)})

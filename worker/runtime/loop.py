@@ -183,12 +183,12 @@ class Worker:
     def ready(self) -> Settlement:
         return self._tracker.ready()
 
-    def settled(self, settlement: Settlement, settled: Settled) -> None:
+    def settled(self, settlement: Settlement, settled: Settled, seconds: float) -> None:
         count = self._tracker.settled(settlement, settled.committed)
         self._settled += count
         self._mark_idleness()
         if count:
-            self._journal.settled(settlement, count)
+            self._journal.settled(count, seconds)
         by_delivery: dict[tuple[Partition, int], list[RefusedOutput]] = {}
         for refused in settled.refused:
             self._journal.refused(refused)

@@ -42,7 +42,7 @@ class LoopSide(Protocol):
 
     def ready(self) -> Settlement: ...
 
-    def settled(self, settlement: Settlement, settled: Settled) -> None: ...
+    def settled(self, settlement: Settlement, settled: Settled, seconds: float) -> None: ...
 
     def settling_failed(self, error: StreamRetriable) -> None: ...
 
@@ -141,12 +141,13 @@ class StreamThread:
         settlement = self._ask(self._side.ready)
         if not settlement:
             return
+        started = self._clock()
         try:
             settled = self._stream.settle(settlement)
         except StreamRetriable as error:
             self._tell(self._side.settling_failed, error)
             return
-        self._wait(self._call(self._side.settled, settlement, settled))
+        self._wait(self._call(self._side.settled, settlement, settled, self._clock() - started))
 
     # AssignmentListener, called from inside poll and close
 

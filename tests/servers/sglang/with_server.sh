@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# with_server.sh COMMAND...: installs SGLang into ${SGLANG_FOLDER:-.cache/sglang} if need be, starts it on a free port, runs the
-# command with ROUTER_TEST_SGLANG_URL set, and stops it. The exit code is the command's.
+# with_server.sh COMMAND...: installs SGLang into ${SGLANG_FOLDER:-.cache/sglang} if need be, starts it on a free port, runs
+# the command with ROUTER_TEST_SGLANG_URL set, and stops it. The exit code is the command's.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${SGLANG_FOLDER:-.cache/sglang}

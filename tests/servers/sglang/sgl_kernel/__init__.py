@@ -1,8 +1,8 @@
 """Stands in for SGLang's compiled kernels, so that its CPU path can be imported without them.
 
 SGLang's CPU modules import helpers for speculative decoding and for moving the KV cache by name. Scoring with
-`--attention-backend torch_native` calls none of them. Nothing is registered under `torch.ops.sgl_kernel`, so SGLang sees no
-AMX kernels and computes every layer in plain PyTorch: slowly, and with the same results.
+`--attention-backend torch_native` calls none of them. Nothing is registered under `torch.ops.sgl_kernel`, so it sees
+no AMX kernels and computes every layer in plain PyTorch: slowly, and with the same results.
 """
 
 
