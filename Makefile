@@ -16,8 +16,9 @@ $(READY): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --progress-bar on --require-hashes -r requirements/dev.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@echo "installing the pinned packages into $(VENV) (once; 1 to 3 minutes)"
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: $(READY) ## route 120 labelled tickets with an embedded model and broker, twice; no account, GPU or Docker
@@ -42,7 +43,7 @@ system: ## programs that only tests need: a Redis server and a browser (Debian; 
 	@deploy/test-packages.sh
 
 test-sglang: $(READY) ## install (once, about 6 GB) and start a real SGLang on the CPU, run the engine's tests against it
-	tests/servers/sglang/run.sh $(BIN)/python -m pytest -m sglang tests/contracts $(ARGS)
+	tests/servers/sglang/with_server.sh $(BIN)/python -m pytest -m sglang tests/contracts $(ARGS)
 
 format: $(READY) ## rewrite the code in the project's style
 	$(BIN)/ruff format .

@@ -212,7 +212,7 @@ class TestLogSink:
                 sink.write(line)
 
         whole = {name * 700 for name in (b"a", b"b", b"c")}
-        threads = [threading.Thread(target=write_many, args=(line + b"\n",)) for line in whole]  # noqa: TID251
+        threads = [threading.Thread(target=write_many, args=(line + b"\n",)) for line in whole]
         read = b""
         for thread in threads:
             thread.start()
@@ -452,7 +452,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes
     bodies: list[tuple[str, bytes]] = []
     handler = type("Handler", (_Collector,), {"bodies": bodies})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)  # noqa: TID251
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
         yield bodies

@@ -66,7 +66,8 @@ BAD: list[tuple[str, str, int, str]] = [
     ),
     (
         "keyword that routes",
-        "version: 1\nalpha: 0.1\ndelta: 0.1\noverrides:\n  - kind: keyword\n    name: x\n    any: [y]\n    then: route\n",
+        "version: 1\nalpha: 0.1\ndelta: 0.1\noverrides:\n  - kind: keyword\n    name: x\n    any: [y]\n"
+        "    then: route\n",
         8,
         "not permitted",
     ),

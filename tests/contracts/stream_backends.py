@@ -148,7 +148,7 @@ class _KafkaBackend:
                 low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=20)
                 consumer.assign([TopicPartition(topic, number, low)])
                 while low < high:
-                    if message := consumer.poll(20):
+                    if (message := consumer.poll(20)) is not None:
                         assert message.error() is None, message.error()
                         found.append(_raw(message))
                         low = found[-1].offset + 1

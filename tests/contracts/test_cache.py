@@ -109,7 +109,7 @@ class TestEveryCache:
             await cache.put_many({KEYS[number]: scores})
             return list(await cache.get_many([KEYS[number]])) == [scores]
 
-        assert all(await asyncio.gather(*map(turn, range(len(KEYS)))))  # noqa: TID251
+        assert all(await asyncio.gather(*map(turn, range(len(KEYS)))))
 
 
 class TestWhatIsStored:
@@ -286,7 +286,7 @@ class TestFaults:
         cache = _cache(url, timeout_s=20.0)
         stack.push_async_callback(cache.aclose)
         await _pause(server, 1.0)
-        task = asyncio.ensure_future(cache.get_many(KEYS))  # noqa: TID251
+        task = asyncio.ensure_future(cache.get_many(KEYS))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -308,7 +308,7 @@ class TestBreaker:
         await cache.get_many([KEYS[0]])
         assert (cache.counters["errors"], cache.counters["skipped"]) == (3, 8)
         now += 0.2
-        await asyncio.gather(*(cache.get_many([KEYS[0]]) for _ in range(5)))  # noqa: TID251
+        await asyncio.gather(*(cache.get_many([KEYS[0]]) for _ in range(5)))
         assert (cache.counters["errors"], cache.counters["skipped"]) == (4, 12), "one call tries, the others wait"
         with redis_server(port=port):
             now += 5.1

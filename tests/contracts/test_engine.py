@@ -1,6 +1,6 @@
 """The contract of ScoringEngine, kept by every adapter: recorded SGLang 0.5.23, embedded llama.cpp, and a live SGLang.
 
-The live one takes part where ROUTER_TEST_SGLANG_URL is set (`make test-sglang`). All of them serve Gemma 3 270M.
+The live one takes part where SGLANG_TEST_URL is set (`make test-sglang`). All of them serve Gemma 3 270M.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worker.ports import ScoringEngine
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RECORDING = Path(__file__).parent / "engine_recordings" / "sglang_0_5_23.json"
-LIVE_URL = os.environ.get("ROUTER_TEST_SGLANG_URL")
+LIVE_URL = os.environ.get("SGLANG_TEST_URL")
 TOLERANCE = 0.02
 """In probability: SGLang's scores move by up to 0.007 between cold and warm state, alone and batched."""
 

@@ -96,6 +96,15 @@ def test_a_certificate_weaker_than_the_rules_demand_counts_as_none() -> None:
     assert code(SURE, artefact(rule_set(delta=0.05)), rule_set(delta=0.05)) == "certificate_too_weak"
 
 
+def test_the_looser_target_routes_only_where_the_rules_ask_for_no_more() -> None:
+    per_ticket = certificate("billing", procedure="misroutes_per_ticket")
+    assert code(SURE, artefact(RULES, per_ticket)) == "certificate_too_weak"
+    loose = rule_set(target="misroutes_per_ticket")
+    decision = decide(SURE, loose, Calibration(artefact(loose, per_ticket)))
+    assert "at most 10 % of all tickets are misrouted" in decision.reasons[0].sentence
+    assert code(SURE, artefact(loose), loose) == "certified"
+
+
 def test_the_raw_form_compares_the_margin_of_the_raw_scores() -> None:
     made = artefact(RULES, certificate("billing", "login", "bug", threshold=2.0, score="raw_margin"), form="raw_margin")
     assert code(scores(0.8, 0.1, 0.05), made) == "certified"  # ln 8 = 2.08

@@ -87,7 +87,11 @@ class WorkerProcess:
         self.log = desk.folder / f"worker-{self.port}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(COMMAND), "run", "--rules", str(desk.folder)], env=environment, stdout=log, stderr=log, cwd=desk.folder
+                [str(COMMAND), "run", "--rules", str(desk.folder)],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                cwd=desk.folder,
             )
 
     def ready(self) -> bool:

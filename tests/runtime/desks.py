@@ -30,7 +30,7 @@ from worker.runtime.router import Patience, Router
 from worker.telemetry import Metrics, NoTracing
 
 RULES = rule_set()
-OUTPUTS = {topic: 1 for topic in RULES.output_topics}
+OUTPUTS = dict.fromkeys(RULES.output_topics, 1)
 ENDS = [topic for topic in RULES.output_topics if topic != RULES.decisions_topic]
 
 

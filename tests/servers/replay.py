@@ -3,7 +3,7 @@
 With an upstream it records: it forwards what it does not know yet and keeps the exchange. How the recordings under
 tests/contracts/engine_recordings were made:
 
-    ROUTER_TEST_SGLANG_URL=http://127.0.0.1:30000 ROUTER_TEST_RECORD=1 pytest -m sglang tests/contracts/test_engine.py
+    SGLANG_TEST_URL=http://127.0.0.1:30000 ROUTER_TEST_RECORD=1 pytest -m sglang tests/contracts/test_engine.py
 """
 
 from __future__ import annotations

@@ -22,15 +22,16 @@ TOP = 3
 """How many categories a decision names."""
 
 REASONS: Mapping[str, str] = {
-    "certified": "The score {score} is above the certified threshold {threshold}: at most {alpha} of such tickets "
-    "are wrong, with {confidence} confidence.",
+    "certified": "The score {score} is above the certified threshold {threshold}: at most {promise}, with {confidence} "
+    "confidence.",
     "override": "Rule '{name}' routes this ticket without a score.",
     "override_escalation": "Rule '{name}' sends this ticket to a person.",
     "below_threshold": "The score {score} is not above the certified threshold {threshold}.",
     "inside_flip_band": "The first two are {margin} apart, and below {gate} the engine may change its mind when asked "
     "again.",
     "uncertified_category": "Category '{category}' has no certificate: {detail}.",
-    "certificate_too_weak": "The certificate of '{category}' states {stated}, and the rules demand {demanded}.",
+    "certificate_too_weak": "The certificate of '{category}' states at most {stated}, and the rules demand at most "
+    "{demanded}.",
     "low_label_mass": "The labels together have probability {mass}, and {floor} is demanded: the model wants to say "
     "something else.",
     "none_of_the_above": "The model finds that no category fits.",
@@ -171,16 +172,24 @@ def _gates(
         return reason("uncertified_category", category=category, detail="it was never calibrated"), False
     if not certificate.certified:
         return reason("uncertified_category", category=category, detail=certificate.summary()), False
+    per_ticket = certificate.procedure == "misroutes_per_ticket"
     alpha, delta = rule_set.demand(category)
-    if certificate.alpha > alpha or certificate.delta > delta:
-        stated = f"{_share(certificate.alpha)} / {_share(certificate.delta)}"
-        demanded = f"{_share(alpha)} / {_share(delta)}"
+    looser_target = per_ticket and rule_set.rules.target != "misroutes_per_ticket"
+    if looser_target or certificate.alpha > alpha or certificate.delta > delta:
+        stated = f"{_promise(certificate.alpha, per_ticket)} (delta {_share(certificate.delta)})"
+        demanded = f"{_promise(alpha, per_ticket and not looser_target)} (delta {_share(delta)})"
         return reason("certificate_too_weak", category=category, stated=stated, demanded=demanded), False
     score, threshold = f"{routed.score:.4g}", f"{certificate.lambda_:.4g}"
     if not certificate.routes(routed.score):
         return reason("below_threshold", score=score, threshold=threshold), False
-    promise = {"alpha": _share(certificate.alpha), "confidence": _share(1 - certificate.delta)}
-    return reason("certified", score=score, threshold=threshold, **promise), True
+    promise, confidence = _promise(certificate.alpha, per_ticket), _share(1 - certificate.delta)
+    return reason("certified", score=score, threshold=threshold, promise=promise, confidence=confidence), True
+
+
+def _promise(alpha: float, per_ticket: bool) -> str:
+    return (
+        f"{_share(alpha)} of all tickets are misrouted" if per_ticket else f"{_share(alpha)} of such tickets are wrong"
+    )
 
 
 def _share(value: float) -> str:

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from worker.core.categories import NONE_ID, CategorySet, Identifier, Line, Strict, TopicName
 from worker.core.digest import fingerprint
+from worker.core.normalise import canonical
 from worker.core.ticket import Intake, Pointer, Ticket
 
 Alpha = Annotated[float, Field(gt=0.0, le=0.5, description="error allowed among the routed, as a share")]
@@ -63,7 +64,7 @@ class RuleTest(Strict):
     def ticket(self) -> Ticket:
         return Ticket(
             id=None,
-            text=self.text,
+            text=canonical(self.text),
             tenant=self.tenant,
             channel=self.channel,
             language=self.language,
@@ -136,6 +137,9 @@ class Rules(Strict):
     version: int = Field(ge=1)
     alpha: Alpha
     delta: Delta
+    target: Literal["error_among_routed", "misroutes_per_ticket"] = Field(
+        "error_among_routed", description="what alpha limits; the second, looser one counts misroutes per ticket of all"
+    )
     categories: dict[Identifier, Demand] = Field(default_factory=dict)
     gates: Gates = Field(default_factory=Gates)
     topics: Topics = Field(default_factory=Topics)
