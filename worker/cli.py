@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Literal, NoReturn
@@ -13,12 +14,22 @@ from typing import Annotated, Literal, NoReturn
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from worker import console, serving
 from worker.core.envelope import envelope_json_schema
 from worker.errors import ConfigError, RouterError
-from worker.settings import load_settings
+from worker.settings import Settings, load_settings
 
 app = typer.Typer(
     name="ticket-router",
@@ -27,6 +38,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+benchmark = typer.Typer(help="Measure what this software promises.", no_args_is_help=True)
+app.add_typer(benchmark, name="benchmark")
 out = Console()
 err = Console(stderr=True)
 
@@ -40,8 +53,16 @@ Part = Annotated[
     Literal["all", "calibration", "demo"],
     typer.Option(help="Which part of the file: samples are split by a hash of their id."),
 ]
-Scores = Annotated[Path | None, typer.Option("--scores", help="JSONL journal of scores: a second run goes on from it.")]
+UnlabelledFile = Annotated[
+    Path | None, typer.Option("--unlabelled", help="CSV or JSONL with text: current traffic, at least 500 tickets.")
+]
+Scores = Annotated[Path, typer.Option("--scores", help="JSONL journal of scores: a second run goes on from it.")]
+JOURNAL = Path("build/scores.jsonl")
+Engine = Annotated[Literal["sglang", "llama_cpp"] | None, typer.Option("--engine", help="In place of ROUTER_ENGINE.")]
 WhatIf = Annotated[float | None, typer.Option(min=0.0001, max=0.5, help="What if? Nothing is written.")]
+FORMS = {"raw": "raw_margin", "split": "max_probability"}
+TARGETS = {"error-among-routed": "error_among_routed", "misroutes-per-ticket": "misroutes_per_ticket"}
+GUARANTEE_DRAWS, QUICK_DRAWS = 5_000, 300
 
 
 def main() -> None:
@@ -68,17 +89,39 @@ def studies() -> ModuleType:
     return module
 
 
+class _RateColumn(ProgressColumn):
+    """How many a second, over the last half minute."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f}/s" if task.speed else "", style="progress.data.speed")
+
+
 @contextlib.contextmanager
 def bars() -> Iterator[Progress]:
     """Progress bars on standard error."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _RateColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err) as progress:
         yield progress
 
 
 def _bar(progress: Progress, label: str) -> Callable[[int, int], None]:
     task = progress.add_task(label, total=None)
-    return lambda done, total: progress.update(task, completed=done, total=total)
+    started = False
+
+    def move(done: int, total: int) -> None:
+        nonlocal started
+        if started:
+            progress.update(task, completed=done, total=total)
+        else:  # what was done before this run is not part of its rate
+            progress.reset(task, completed=done, total=total)
+            started = True
+
+    return move
+
+
+def _settings(engine: Literal["sglang", "llama_cpp"] | None = None) -> Settings:
+    settings = load_settings()
+    return settings if engine is None else settings.model_copy(update={"engine": engine})
 
 
 @app.command()
@@ -132,26 +175,68 @@ def calibrate(
     rules: Rules,
     labelled: LabelledFile = None,
     part: Part = "all",
+    unlabelled: UnlabelledFile = None,
     joint: Annotated[bool, typer.Option("--joint", help="All certificates hold together with 1 - delta.")] = False,
+    target: Annotated[
+        Literal["error-among-routed", "misroutes-per-ticket"] | None,
+        typer.Option(help="What alpha limits. Default: what rules.yaml says. What if? Nothing is written."),
+    ] = None,
     alpha: WhatIf = None,
     delta: WhatIf = None,
-    write: Annotated[bool, typer.Option("--write", help="Write although alpha or delta was given.")] = False,
-    scores: Scores = None,
+    form: Annotated[
+        Literal["raw", "split"] | None,
+        typer.Option(help="Score form, to compare; by default the labels decide. Nothing is written."),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write although this is a what-if.")] = False,
+    repeat: Annotated[
+        bool, typer.Option("--repeat", help="Score everything a second time, for the margin gate.")
+    ] = False,
+    with_selftest: Annotated[
+        bool, typer.Option("--selftest", help="Fill the report's panel on flips and label order: more scoring.")
+    ] = False,
+    history_shares: Annotated[
+        Path | None,
+        typer.Option(
+            "--history-shares",
+            help="No labels yet: CSV or JSON of category and share, with --unlabelled. Certifies nothing.",
+        ),
+    ] = None,
+    engine: Engine = None,
+    scores: Scores = JOURNAL,
     report: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path("build/calibration"),
 ) -> None:
     """Fit a calibration on labelled tickets, certify thresholds, write calibration.json and a report."""
-    settings, study = load_settings(), studies()
+    settings, study = _settings(engine), studies()
     serving.set_up_telemetry(settings, quiet=True)
+    if history_shares is not None:
+        if unlabelled is None or labelled is not None:
+            raise ConfigError("--history-shares goes with --unlabelled, and without --labelled")
+        with bars() as progress:
+            start = partial(_bar, progress)
+            matching = study.history_command(settings, rules, history_shares, unlabelled, write, scores, start)
+            artefact = asyncio.run(matching)
+        console.print_history(out, artefact)
+        out.print(f"written: {study.write_artefact(artefact, rules)}", highlight=False)
+        return
+    options = study.CalibrateOptions(
+        alpha=alpha,
+        delta=delta,
+        target=None if target is None else TARGETS[target],
+        form=None if form is None else FORMS[form],
+        joint=joint,
+        repeat=repeat,
+        selftest=with_selftest,
+    )
     with bars() as progress:
-        tell = _bar(progress, "scoring")
-        work = study.calibrate_command(settings, rules, labelled, part, joint, alpha, delta, scores, tell)
-        result = asyncio.run(work)
-    console.print_calibration(out, result)
-    out.print(f"report: {study.write_calibration_report(result, report)}", highlight=False)
-    if (alpha is not None or delta is not None) and not write:
+        start = partial(_bar, progress)
+        work = study.calibrate_command(settings, rules, labelled, part, unlabelled, options, scores, start)
+        done = asyncio.run(work)
+    console.print_calibration(out, done.result)
+    out.print(f"report: {study.write_calibration_report(done, report)}", highlight=False)
+    if options.what_if and not write:
         out.print("what if only: nothing was written to the rule set (add --write)", highlight=False)
     else:
-        out.print(f"written: {study.write_artefact(result, rules)}", highlight=False)
+        out.print(f"written: {study.write_artefact(done.result.artefact, rules)}", highlight=False)
 
 
 @app.command()
@@ -162,15 +247,16 @@ def evaluate(
     fail_over: Annotated[
         bool, typer.Option("--fail-over", help="Exit code 1 where alpha is exceeded beyond chance.")
     ] = False,
-    scores: Scores = None,
+    engine: Engine = None,
+    scores: Scores = JOURNAL,
     report: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path("build/evaluation"),
 ) -> None:
     """Check an existing calibration on labelled tickets that it has not seen."""
-    settings, study = load_settings(), studies()
+    settings, study = _settings(engine), studies()
     serving.set_up_telemetry(settings, quiet=True)
     with bars() as progress:
-        tell = _bar(progress, "scoring")
-        result = asyncio.run(study.evaluate_command(settings, rules, labelled, part, scores, tell))
+        start = partial(_bar, progress)
+        result = asyncio.run(study.evaluate_command(settings, rules, labelled, part, scores, start))
     console.print_evaluation(out, result)
     out.print(f"report: {study.write_evaluation_report(result, report)}", highlight=False)
     if fail_over and result.exceeded_beyond_chance:
@@ -181,20 +267,70 @@ def evaluate(
 def selftest(
     rules: Rules,
     labelled: LabelledFile = None,
+    unlabelled: Annotated[
+        Path | None, typer.Option("--unlabelled", help="CSV or JSONL with text, in place of labelled tickets.")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=2, max=10, help="Identical runs.")] = 2,
     orders: Annotated[int, typer.Option(min=1, max=20, help="Label orders.")] = 3,
+    engine: Engine = None,
     report: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path("build/selftest"),
 ) -> None:
     """Is this engine usable? Flips between runs and label orders, positions, label mass, labels; exit code 1 if not."""
-    settings, study = load_settings(), studies()
+    settings, study = _settings(engine), studies()
     serving.set_up_telemetry(settings, quiet=True)
     with bars() as progress:
-        work = study.selftest_command(settings, rules, labelled, repeat, orders, _bar(progress, "scoring"))
+        start = partial(_bar, progress)
+        work = study.selftest_command(settings, rules, labelled, unlabelled, repeat, orders, start)
         result = asyncio.run(work)
     console.print_selftest(out, result)
     out.print(f"report: {study.write_selftest_report(result, report)}", highlight=False)
     if not result.usable:
         raise typer.Exit(1)
+
+
+@benchmark.command()
+def guarantees(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer draws: under a minute.")] = False,
+) -> None:
+    """How often each way to a threshold breaks its promise on known populations; exit code 1 where ours does."""
+    study = studies()
+    with bars() as progress:
+        table = study.guarantees(QUICK_DRAWS if quick else GUARANTEE_DRAWS, _bar(progress, "simulating"))
+    console.print_guarantees(out, table)
+    if table.violations:
+        raise typer.Exit(1)
+
+
+@benchmark.command()
+def calibration(
+    tickets: Annotated[int, typer.Option(min=1_000, max=100_000, help="Labelled tickets.")] = 10_000,
+    categories: Annotated[int, typer.Option(min=2, max=500)] = 50,
+) -> None:
+    """How long certifying takes, and how much memory; on drawn scores, no engine is asked."""
+    study = studies()
+    with bars() as progress:
+        rows = study.certifying_times(tickets, categories, _bar(progress, "certifying"))
+    console.print_certifying_times(out, rows, study.machine(), study.today())
+
+
+@app.command()
+def splits(
+    name: Annotated[str, typer.Argument(help="banking77, clinc150 or ko_petitions.")],
+    data: Annotated[Path, typer.Option("--data", help="Folder with the data set's CSV files.", show_default=False)],
+    rows: Annotated[int, typer.Option(min=100, max=1000, help="Of each part; both are scored once and mixed.")] = 400,
+    splits: Annotated[int, typer.Option(min=1, max=1000, help="Random splits.")] = 20,
+    size: Annotated[list[int] | None, typer.Option(help="Labelled tickets; may be repeated.")] = None,
+    engine: Engine = "llama_cpp",
+    to: Annotated[Path, typer.Option("--to", help="Folder for rule set and scores.")] = Path("build/trials"),
+) -> None:
+    """Calibrate and check on many random splits of a public data set: how often is alpha really exceeded?"""
+    settings, study = _settings(engine), studies()
+    serving.set_up_telemetry(settings, quiet=True)
+    with bars() as progress:
+        start = partial(_bar, progress)
+        work = study.splits(settings, name, data, to / name, rows, size or [100, 200, 400], splits, start)
+        found = asyncio.run(work)
+    console.print_splits(out, name, found, study.machine(), study.today())
 
 
 @app.command()
@@ -229,9 +365,9 @@ def trial(
     settings, study = load_settings(), studies()
     serving.set_up_telemetry(settings, quiet=True)
     with bars() as progress:
-        work = study.trial(settings, name, data, to / name, rows, alpha, delta, lambda label: _bar(progress, label))
+        work = study.trial(settings, name, data, to / name, rows, alpha, delta, partial(_bar, progress))
         _, calibrated, routed = asyncio.run(work)
-    console.print_calibration(out, calibrated)
+    console.print_calibration(out, calibrated.result)
     console.print_demo(out, [routed])
     out.print(f"report: {study.write_calibration_report(calibrated, to / name)}", highlight=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,9 +14,13 @@ from worker.offline.check import Finding
 from worker.offline.demo import DeskResult, examples, percentile
 
 if TYPE_CHECKING:  # these need numpy, which a worker does not
+    from worker.core.artefact import Artefact
+    from worker.offline.benchmark import CertifyingTime, GuaranteesTable
     from worker.offline.calibrate import CalibrationResult
     from worker.offline.evaluate import Evaluation
+    from worker.offline.guarantee_simulation import Outcome
     from worker.offline.selftest import SelfTest
+    from worker.offline.splits import SplitRow
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "wrong": "[red]wrong[/]"}
 EXAMPLES_PER_SET = 5
@@ -44,14 +48,42 @@ def print_licence(out: Console, notice: str) -> None:
 
 
 def print_calibration(out: Console, result: CalibrationResult) -> None:
-    """The certificates, one line each."""
-    artefact = result.artefact
+    """How good the probabilities are, what would be routed, and the certificates, one line each."""
+    artefact, before, after = result.artefact, result.before, result.after
     out.print(f"{artefact.rule_set}: calibrator {artefact.calibrator.kind}, score {artefact.form}", highlight=False)
+    n, routed = len(result.certifying), len(result.routed)
+    wrong = sum(row.wrong for row in result.routed)
+    lines = (
+        f"labelled {result.screened.labelled}, {n} of them certify: "
+        f"{routed} above their thresholds ({routed / n:.0%}), {wrong} of those wrong",
+        f"accuracy {before.accuracy.value:.1%} raw, {after.accuracy.value:.1%} calibrated; "
+        f"calibration error {before.ece.value:.1%} raw, {after.ece.value:.1%} calibrated",
+    )
+    for line in lines:
+        out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     for certificate in artefact.certificates:
         members = ", ".join(certificate.members)
-        out.print(f"  {members}: {certificate.summary()}", markup=False, highlight=False)
+        why = result.excluded.get(certificate.group) if certificate.basis == "excluded" else None
+        said = f"never routed: {why}" if why else certificate.summary()
+        out.print(f"  {members}: {said}", markup=False, highlight=False, soft_wrap=True)
     for note in artefact.notes:
-        out.print(f"  note: {note}", markup=False, highlight=False)
+        out.print(f"  note: {note}", markup=False, highlight=False, soft_wrap=True)
+    if not any(certificate.certified for certificate in artefact.certificates):
+        out.print("nothing is certified: every ticket goes to people", style="yellow", highlight=False)
+
+
+def print_history(out: Console, artefact: Artefact) -> None:
+    """What was added to each label so that the predictions follow the desk's shares."""
+    data = artefact.data
+    total = sum(data["shares"].values())
+    table = Table(box=None, pad_edge=False)
+    for title in ("category", "historical share", "nats added"):
+        table.add_column(title, justify="left" if title == "category" else "right")
+    for category, bias in zip(artefact.labels, artefact.calibrator.bias, strict=True):
+        table.add_row(category, f"{data['shares'][category] / total:.1%}", f"{bias:+.2f}")
+    out.print(table)
+    for note in (f"{data['unlabelled']} unlabelled tickets", *artefact.notes):
+        out.print(f"  {note}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_evaluation(out: Console, result: Evaluation) -> None:
@@ -71,6 +103,101 @@ def print_selftest(out: Console, result: SelfTest) -> None:
     out.print("usable" if result.usable else "[red]not usable[/]")
     for line in (*result.problems, *result.cautions):
         out.print(f"  {line}", markup=False, highlight=False)
+
+
+PROCEDURE_NAMES = {"geifman_el_yaniv": "Geifman\nEl-Yaniv", "uncorrected_scan": "unco.\nscan"}
+
+
+def print_guarantees(out: Console, table: GuaranteesTable) -> None:
+    """Violation | coverage of every procedure, population and size; red where ours breaks its promise."""
+    names = tuple(dict.fromkeys(outcome.procedure for outcome in table.outcomes))
+    drawn = Table(
+        title=f"violation | coverage at alpha {table.alpha:.0%}, delta {table.delta:.0%}; {table.draws} draws",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    drawn.add_column("population")
+    drawn.add_column("n", justify="right")
+    for name in names:
+        drawn.add_column(PROCEDURE_NAMES.get(name, name), justify="right")
+    found = {(o.population, o.n, o.procedure): o for o in table.outcomes}
+    for population, n in dict.fromkeys((o.population, o.n) for o in table.outcomes):
+        cells = (found.get((population, n, name)) for name in names)
+        drawn.add_row(population, str(n), *(_guarantee(o, o in table.violations) if o else "" for o in cells))
+    out.print(drawn)
+    out.print(
+        "violation: share of draws of the labelled set whose threshold lets through more than alpha. rank, frozen and "
+        "split are this software's; naive and the uncorrected scan are wrong on purpose.",
+        highlight=False,
+    )
+    for outcome in table.violations:
+        out.print(
+            f"{outcome.procedure} on {outcome.population}, n={outcome.n}: {outcome.violation:.3f} violations, "
+            f"{outcome.allowed:.3f} allowed",
+            style="red",
+            highlight=False,
+        )
+    if not table.violations:
+        out.print("no violation beyond delta and three standard errors", style="green", highlight=False)
+
+
+def _guarantee(outcome: Outcome, violated: bool) -> str:
+    text = f"{outcome.violation:.3f}|{outcome.coverage:.2f}".replace("0.", ".")
+    return f"[red]{text}[/]" if violated else text
+
+
+def print_certifying_times(out: Console, rows: Sequence[CertifyingTime], machine: str, date: str) -> None:
+    """Seconds and memory by number of tickets."""
+    table = Table(title=f"{rows[0].categories} categories; {machine}; {date}", title_justify="left")
+    for title in ("labelled tickets", "deciding", "certifying", "memory of both", "whole calibration"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.n:,}",
+            f"{row.deciding_s:.2f} s",
+            f"{row.certifying_s:.2f} s",
+            f"{row.peak_mib:.1f} MiB",
+            f"{row.calibrating_s:.1f} s",
+        )
+    out.print(table)
+
+
+def print_splits(out: Console, name: str, rows: Sequence[SplitRow], machine: str, date: str) -> None:
+    """A column for each number of labels and each alpha; means over the splits."""
+    table = Table(
+        title=f"{name}: {rows[0].splits} random splits; {machine}; {date}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("labelled tickets, n")
+    for row in rows:
+        table.add_column(str(row.n), justify="right")
+    lines: tuple[tuple[str, Callable[[SplitRow], str]], ...] = (
+        ("alpha = delta", lambda row: f"{row.alpha:.0%}" if row.alpha == row.delta else f"{row.alpha}, {row.delta}"),
+        ("held-out tickets", lambda row: str(row.held_out)),
+        ("calibrator", lambda row: row.calibrator.replace("_", " ")),
+        ("split form", lambda row: f"{row.split_form}/{row.splits}"),
+        ("accuracy, raw", lambda row: f"{row.raw_accuracy:.1%}"),
+        ("accuracy, calibrated", lambda row: f"{row.accuracy:.1%}"),
+        ("ECE before", lambda row: f"{row.ece_before:.1%}"),
+        ("ECE after", lambda row: f"{row.ece_after:.1%}"),
+        ("coverage", lambda row: f"{row.coverage:.0%}"),
+        ("certified error", lambda row: _rate(row.certified_error)),
+        ("held-out error", lambda row: _rate(row.error)),
+        ("splits over alpha", lambda row: f"{row.over}/{row.splits}"),
+        ("... beyond chance", lambda row: f"{row.over_beyond_chance}/{row.splits}"),
+        ("certificates over", lambda row: f"{row.certificates_over}/{row.certificates}"),
+        ("nothing certified", lambda row: f"{row.nothing_certified}/{row.splits}"),
+    )
+    for title, cell in lines:
+        table.add_row(title, *map(cell, rows))
+    out.print(table)
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
 
 
 def print_demo(out: Console, results: Sequence[DeskResult]) -> None:

@@ -1,4 +1,6 @@
-"""Commands that study: calibrate, evaluate, self-test, demo and trials; they need the offline or embedded extras."""
+"""Commands that study: calibrate, evaluate, self-test, benchmarks, demo and trials; they need the offline or embedded
+extras.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,21 @@ from worker import wiring
 from worker.adapters.embedded import EmbeddedBroker, EmbeddedCache
 from worker.adapters.files import CALIBRATION_FILE, SAMPLES_FILE, Labelled, load_labelled, write_atomically
 from worker.adapters.llama_cpp import LICENCE_NOTICE
+from worker.core.artefact import Artefact
+from worker.core.rules import RuleSet
 from worker.errors import ConfigError
-from worker.offline.calibrate import CalibrationResult, calibrate
+from worker.offline.benchmark import CertifyingTime, GuaranteesTable, benchmark_calibration, benchmark_guarantees
+from worker.offline.calibration_run import CalibrateOptions, CalibrationRun, Scorer, run_calibration
 from worker.offline.demo import DeskResult, Progress, in_calibration_part, run_desk, summarise
 from worker.offline.demo_summary import DemoSummary
 from worker.offline.evaluate import Evaluation, evaluate
+from worker.offline.prior import match_history
 from worker.offline.report import Report, calibration_report, demo_report, evaluation_report, selftest_report
-from worker.offline.scoring import ScoredTicket, score_labelled
 from worker.offline.selftest import SelfTest, selftest
+from worker.offline.splits import SplitRow, repeat_splits
+from worker.offline.traffic import load_shares, load_unlabelled
 from worker.offline.trial import MAX_ROWS, Trial, labelled_csv, load_spec, prepare
-from worker.ports import ScoringEngine
 from worker.runtime.loop import Worker
-from worker.runtime.question import Question
 from worker.settings import Settings
 from worker.telemetry import Metrics, NoTracing
 from worker.wiring import Assembly, Desk
@@ -35,6 +40,10 @@ from worker.wiring import Assembly, Desk
 SEED = 20261130
 """Of everything that is drawn in calibration; any number would do, but always the same one."""
 DEMO_SETS = ("helpdesk", "civil_complaints")
+SCORES_FILE = "scores.jsonl"
+"""The journal of a trial, beside its rule set."""
+SPLIT_RATES = ((0.05, 0.05), (0.10, 0.10))
+"""(alpha, delta) at which splits are certified."""
 DEMO_SESSION_MS = 6_000
 """librdkafka's mock cluster assigns nothing with less (2.16)."""
 
@@ -43,18 +52,20 @@ Start = Callable[[str], Progress]
 
 
 @asynccontextmanager
-async def _asked(settings: Settings, folder: Path) -> AsyncIterator[tuple[Desk, Question, ScoringEngine]]:
+async def _scorer(settings: Settings, rule_set: RuleSet, journal: Path | None, start: Start) -> AsyncIterator[Scorer]:
     """A rule set's question, put to the first engine of the settings."""
-    desk = Desk.load(folder)
     (_, engine), *_ = wiring.make_engines(settings)
+    # An engine without batches gains nothing from them, and a progress bar loses.
+    items = 1 if settings.engine == "llama_cpp" else settings.batch_items
     try:
-        yield desk, await wiring.ask_once(desk.rule_set, engine), engine
+        question = await wiring.ask_once(rule_set, engine)
+        yield Scorer(question, engine, journal, items, start, asyncio.sleep)
     finally:
         await engine.aclose()
 
 
-def _labelled(folder: Path, categories: tuple[str, ...], file: Path | None, part: str) -> tuple[Labelled, ...]:
-    tickets = load_labelled(file or folder / SAMPLES_FILE, categories)
+def _labelled(desk: Desk, file: Path | None, part: str) -> tuple[Labelled, ...]:
+    tickets = load_labelled(file or desk.folder / SAMPLES_FILE, desk.rule_set.categories.ids)
     if part == "all":
         return tickets
     return tuple(t for t in tickets if in_calibration_part(t.id) == (part == "calibration"))
@@ -65,67 +76,121 @@ async def calibrate_command(
     folder: Path,
     labelled: Path | None,
     part: str,
-    joint: bool,
-    alpha: float | None,
-    delta: float | None,
+    unlabelled: Path | None,
+    options: CalibrateOptions,
     journal: Path | None,
-    progress: Progress,
-) -> CalibrationResult:
-    """Score the labelled tickets (or read them from the journal), fit and certify. Raises ConfigError, EngineError."""
-    async with _asked(settings, folder) as (desk, question, engine):
-        tickets = _labelled(folder, desk.rule_set.categories.ids, labelled, part)
-        scored = await _scored(settings, question, engine, tickets, journal, progress)
-    created_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return calibrate(question, scored, seed=SEED, created_at=created_at, alpha=alpha, delta=delta, joint=joint)
+    start: Start,
+) -> CalibrationRun:
+    """Score the tickets (or read them from the journal), fit and certify. Raises ConfigError, EngineError."""
+    desk = Desk.load(folder)
+    tickets = _labelled(desk, labelled, part)
+    traffic = load_unlabelled(unlabelled) if unlabelled else ()
+    async with _scorer(settings, desk.rule_set, journal, start) as scorer:
+        return await run_calibration(scorer, tickets, traffic, options, seed=SEED, created_at=_now())
+
+
+async def history_command(
+    settings: Settings, folder: Path, shares: Path, unlabelled: Path, replace: bool, journal: Path | None, start: Start
+) -> Artefact:
+    """Probabilities for a desk without labels. Raises ConfigError, EngineError."""
+    desk = Desk.load(folder)
+    if not replace and desk.artefact is not None and any(c.certified for c in desk.artefact.certificates):
+        raise ConfigError(
+            f"{folder / CALIBRATION_FILE} has certificates, and historical shares certify nothing: every ticket would "
+            "go to people; add --write to replace it"
+        )
+    history, traffic = load_shares(shares), load_unlabelled(unlabelled)
+    async with _scorer(settings, desk.rule_set, journal, start) as scorer:
+        scored = await scorer.score("unlabelled tickets", traffic)
+    return match_history(scorer.question, scored, history, created_at=_now())
 
 
 async def evaluate_command(
-    settings: Settings, folder: Path, labelled: Path | None, part: str, journal: Path | None, progress: Progress
+    settings: Settings, folder: Path, labelled: Path | None, part: str, journal: Path | None, start: Start
 ) -> Evaluation:
     """Held-out tickets against the artefact of the rule set. Raises ConfigError, EngineError."""
-    async with _asked(settings, folder) as (desk, question, engine):
-        if desk.artefact is None:
-            raise ConfigError(f"{folder / CALIBRATION_FILE}: no calibration to evaluate; run `ticket-router calibrate`")
-        tickets = _labelled(folder, desk.rule_set.categories.ids, labelled, part)
-        scored = await _scored(settings, question, engine, tickets, journal, progress)
-    return evaluate(question, desk.artefact, scored, seed=SEED)
+    desk = Desk.load(folder)
+    if desk.artefact is None:
+        raise ConfigError(f"{folder / CALIBRATION_FILE}: no calibration to evaluate; run `ticket-router calibrate`")
+    tickets = _labelled(desk, labelled, part)
+    async with _scorer(settings, desk.rule_set, journal, start) as scorer:
+        scored = await scorer.score("labelled tickets", tickets)
+    return evaluate(scorer.question, desk.artefact, scored, seed=SEED)
 
 
 async def selftest_command(
-    settings: Settings, folder: Path, labelled: Path | None, repeat: int, orders: int, progress: Progress
+    settings: Settings,
+    folder: Path,
+    labelled: Path | None,
+    unlabelled: Path | None,
+    repeat: int,
+    orders: int,
+    start: Start,
 ) -> SelfTest:
     """Is this engine usable for this rule set? Raises ConfigError, EngineError."""
-    async with _asked(settings, folder) as (desk, question, engine):
-        tickets = _labelled(folder, desk.rule_set.categories.ids, labelled, "all")
+    desk = Desk.load(folder)
+    tickets = load_unlabelled(unlabelled) if unlabelled else _labelled(desk, labelled, "all")
+    async with _scorer(settings, desk.rule_set, None, start) as scorer:
         return await selftest(
-            question,
-            engine,
+            scorer.question,
+            scorer.engine,
             tickets,
             repeat=repeat,
             orders=orders,
-            batch_items=settings.batch_items,
-            progress=progress,
+            batch_items=scorer.batch_items,
+            progress=start("self-test"),
             sleep=asyncio.sleep,
         )
 
 
-async def _scored(
-    settings: Settings,
-    question: Question,
-    engine: ScoringEngine,
-    tickets: tuple[Labelled, ...],
-    journal: Path | None,
-    progress: Progress,
-) -> list[ScoredTicket]:
-    # An engine without batches gains nothing from them, and a progress bar loses.
-    items = 1 if settings.engine == "llama_cpp" else settings.batch_items
-    return await score_labelled(question, engine, tickets, journal, items, progress, sleep=asyncio.sleep)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def write_artefact(result: CalibrationResult, folder: Path) -> Path:
+def today() -> str:
+    return _now()[:10]
+
+
+def machine() -> str:
+    """What a number was measured on."""
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+def guarantees(draws: int, progress: Progress) -> GuaranteesTable:
+    return benchmark_guarantees(draws, SEED, progress)
+
+
+def certifying_times(tickets: int, categories: int, progress: Progress) -> tuple[CertifyingTime, ...]:
+    """At a quarter, a half and all of the tickets: what is linear shows."""
+    sizes = [tickets // 4, tickets // 2, tickets]
+    return benchmark_calibration(sizes, categories, SEED, time.perf_counter, progress)
+
+
+async def splits(
+    settings: Settings, name: str, data: Path, folder: Path, rows: int, sizes: Sequence[int], count: int, start: Start
+) -> tuple[SplitRow, ...]:
+    """A data set of somebody else's, scored once and split anew `count` times. Raises ConfigError, EngineError."""
+    alpha, delta = SPLIT_RATES[-1]
+    prepared = prepare(load_spec(name), data, folder, rows=min(rows, MAX_ROWS), alpha=alpha, delta=delta)
+    desk = Desk.load(folder)
+    async with _scorer(settings, desk.rule_set, folder / SCORES_FILE, start) as scorer:
+        scored = await scorer.score(f"{name}: scoring", [*prepared.calibration, *prepared.routing])
+    return repeat_splits(
+        scorer.question,
+        scored,
+        sizes=sizes,
+        rates=SPLIT_RATES,
+        splits=count,
+        seed=SEED,
+        created_at=_now(),
+        progress=start(f"{name}: splits"),
+    )
+
+
+def write_artefact(artefact: Artefact, folder: Path) -> Path:
     """calibration.json of the rule set."""
     path = folder / CALIBRATION_FILE
-    write_atomically(path, result.artefact.to_bytes())
+    write_atomically(path, artefact.to_bytes())
     return path
 
 
@@ -138,8 +203,8 @@ def write_report(report: Report, folder: Path) -> Path:
     return path
 
 
-def write_calibration_report(result: CalibrationResult, folder: Path) -> Path:
-    return write_report(calibration_report(result), folder)
+def write_calibration_report(run: CalibrationRun, folder: Path) -> Path:
+    return write_report(calibration_report(run.result, run.selftest), folder)
 
 
 def write_evaluation_report(result: Evaluation, folder: Path) -> Path:
@@ -182,8 +247,8 @@ async def demo(
                 await engine.aclose()
     summary = summarise(
         results,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        hardware=f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        created_at=_now(),
+        hardware=machine(),
         seconds=time.monotonic() - began,
     )
     return tuple(results), summary
@@ -191,17 +256,16 @@ async def demo(
 
 async def trial(
     settings: Settings, name: str, data: Path, folder: Path, rows: int, alpha: float, delta: float, start: Start
-) -> tuple[Trial, CalibrationResult, DeskResult]:
+) -> tuple[Trial, CalibrationRun, DeskResult]:
     """A data set of somebody else's: calibrate on one part, route the other through Kafka. Raises ConfigError."""
     prepared = prepare(load_spec(name), data, folder, rows=min(rows, MAX_ROWS), alpha=alpha, delta=delta)
     labelled = folder / "calibration.csv"
     write_atomically(labelled, labelled_csv(prepared.calibration))
     local = settings.model_copy(update={"engine": "llama_cpp"})
-    journal = folder / "scores.jsonl"
-    result = await calibrate_command(
-        local, folder, labelled, "all", False, None, None, journal, start(f"{name}: calibrating")
+    calibrated = await calibrate_command(
+        local, folder, labelled, "all", None, CalibrateOptions(), folder / SCORES_FILE, start
     )
-    write_artefact(result, folder)
+    write_artefact(calibrated.result.artefact, folder)
     with EmbeddedBroker() as broker, EmbeddedCache() as cache:
         local = _embedded(settings, broker.bootstrap_servers, cache.url)
         engines = wiring.make_engines(local)
@@ -213,7 +277,7 @@ async def trial(
         finally:
             for _, engine in engines:
                 await engine.aclose()
-    return prepared, result, routed
+    return prepared, calibrated, routed
 
 
 def _embedded(settings: Settings, bootstrap_servers: str, redis_url: str | None) -> Settings:

@@ -209,6 +209,7 @@ class Assembly:
         self.pool = EnginePool(
             engines,
             question.primitive.request(rule_set.categories.categories[0].description),
+            question.identity,
             Health(concurrency=1 if embedded else settings.batch_concurrency),
             clock=time.monotonic,
             sleep=sleep,

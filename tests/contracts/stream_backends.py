@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.servers.faulty_broker import FaultyBroker
@@ -115,8 +115,16 @@ class _KafkaBackend:
         self._producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0}, logger=QUIET)
 
     def config(self, topic: str, group: str, **settings: Any) -> KafkaConfig:
-        known = {"session_timeout_ms": 6_000, "settle_timeout_s": SETTLE_TIMEOUT_S, "release_timeout_s": 4.0}
-        return KafkaConfig(self.bootstrap_servers, topic, group, **{**known, **self._settings, **settings})
+        chosen: dict[str, Any] = {
+            "session_timeout_ms": 6_000,
+            "settle_timeout_s": SETTLE_TIMEOUT_S,
+            "release_timeout_s": SETTLE_TIMEOUT_S,
+            **self._settings,
+            **settings,
+        }
+        if chosen.get("group_protocol") != "consumer":
+            chosen.setdefault("properties", {"heartbeat.interval.ms": 500})  # rebalances are noticed by heartbeats
+        return KafkaConfig(self.bootstrap_servers, topic, group, **chosen)
 
     def stream(self, topic: str, group: str, **settings: Any) -> TicketStream:
         return KafkaStream(self.config(topic, group, **settings), QUIET)
@@ -138,6 +146,7 @@ class _KafkaBackend:
                 "group.id": "reader",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
+                "enable.partition.eof": True,
             },
             logger=QUIET,
         )
@@ -145,13 +154,14 @@ class _KafkaBackend:
             numbers = consumer.list_topics(topic, timeout=20).topics[topic].partitions
             found = []
             for number in sorted(numbers):
-                low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=20)
-                consumer.assign([TopicPartition(topic, number, low)])
-                while low < high:
-                    if (message := consumer.poll(20)) is not None:
-                        assert message.error() is None, message.error()
-                        found.append(_raw(message))
-                        low = found[-1].offset + 1
+                consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+                while (message := consumer.poll(20)) is not None:  # transactions leave offsets without a message
+                    error = message.error()
+                    if error is not None:
+                        assert error.code() == KafkaError._PARTITION_EOF, error
+                        break
+                    found.append(_raw(message))
+                assert message is not None, f"{topic}/{number} cannot be read to its end"
             return found
         finally:
             consumer.close()

@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -157,8 +157,8 @@ class Desk:
         return [record.value for record in self.backend.records(self.output)]
 
 
-BACKENDS = ["memory", "embedded", "apache"]
-GROUPS = ["memory", "embedded", "apache", "apache-range", "apache-kip848"]
+BACKENDS = ["memory", "embedded", "apache", "apache-exactly-once"]
+GROUPS = [*BACKENDS, "apache-range", "apache-kip848", "apache-kip848-exactly-once"]
 """Rebalances differ by protocol."""
 
 
@@ -171,6 +171,8 @@ def make_backend(kind: str, request: pytest.FixtureRequest) -> Backend:
         "apache": {},
         "apache-range": {"assignment_strategy": "range"},
         "apache-kip848": {"group_protocol": "consumer"},
+        "apache-exactly-once": {"delivery": "exactly_once"},
+        "apache-kip848-exactly-once": {"group_protocol": "consumer", "delivery": "exactly_once"},
     }
     return ApacheBackend(request.getfixturevalue("apache_kafka"), kind, **settings[kind])
 
@@ -189,6 +191,12 @@ def stack() -> Iterator[ExitStack]:
 def desk(request: pytest.FixtureRequest, stack: ExitStack) -> Desk:
     """One partition."""
     return Desk(make_backend(request.param, request), 1, stack)
+
+
+@pytest.fixture(params=marked([kind for kind in GROUPS if kind not in ("embedded", "apache-range")]))
+def lively_desk(request: pytest.FixtureRequest, stack: ExitStack) -> Desk:
+    """Four partitions, on the brokers that end a session by themselves."""
+    return Desk(make_backend(request.param, request), 4, stack)
 
 
 @pytest.fixture(params=marked(GROUPS))
@@ -385,7 +393,9 @@ class TestGroups:
         assert set(first.epochs) | set(second.epochs) == set(partitions(wide_desk.input, 0, 1, 2, 3))
         resumed = 15 if wide_desk.backend.commits_in_rebalances else 0
         handed_over = {p: offset for settled in first.handed_over for p, offset in settled.committed.items()}
-        assert handed_over == dict.fromkeys(second.epochs, 15) or not resumed
+        if resumed:  # eager protocols revoke all, others only what moves
+            assert handed_over.items() >= dict.fromkeys(second.epochs, 15).items()
+            assert set(handed_over.values()) == {15}
 
         eventually(lambda: len(second.got) == 2 * (20 - resumed), second, first)
         assert sorted(d.offset for d in second.got) == sorted([*range(resumed, 20)] * 2)
@@ -410,31 +420,29 @@ class TestGroups:
             assert time.monotonic() - before < 20.0, "it was the session timeout that freed the partitions"
         second.stream.close()  # does no harm
 
-    def test_lost_partitions_are_neither_settled_nor_remembered(self, wide_desk: Desk) -> None:
-        wide_desk.put(0, numbered(5))
-        member = wide_desk.join(max_poll_interval_ms=6_000)
+    def test_a_member_that_was_taken_for_dead_settles_nothing_and_starts_afresh(self, lively_desk: Desk) -> None:
+        desk = lively_desk
+        desk.put(0, numbered(5))
+        member = desk.join(max_poll_interval_ms=6_000)
         eventually(lambda: len(member.got) == 5, member)
         stale = member.settlement(member.got)
-        old_epochs = dict(member.epochs)
+        desk.backend.lose_member(member.stream)
 
-        wide_desk.backend.lose_member(member.stream)
+        with suppress(StreamRetriable):
+            settled = member.stream.settle(stale)
+            # Kafka takes a commit for a KIP-848 group without members, from anybody.
+            assert desk.backend.name == "apache-kip848"
+            assert desk.committed() == {p.number: offset for p, offset in settled.committed.items()} == {0: 5}
+            return
+        assert desk.committed() == {}
+
         eventually(lambda: any(what == "lost" for what, _ in member.events), member)
-        assert ("revoking", tuple(sorted(old_epochs))) not in member.events
+        assert not any(what == "revoking" for what, _ in member.events)
         eventually(lambda: len(member.got) == 10, member)
-
+        produced = len(desk.outputs())
         assert member.stream.settle(stale) == Settled()
-        assert wide_desk.outputs() == []
-        assert wide_desk.committed() == {}
-        assert settle(member, member.settlement(member.got[5:])).committed == {Partition(wide_desk.input, 0): 5}
-
-    def test_a_member_that_was_taken_for_dead_commits_nothing(self, wide_desk: Desk) -> None:
-        wide_desk.put(0, numbered(5))
-        member = wide_desk.join(max_poll_interval_ms=6_000)
-        eventually(lambda: len(member.got) == 5, member)
-        wide_desk.backend.lose_member(member.stream)
-        with pytest.raises(StreamRetriable):
-            member.stream.settle(member.settlement(member.got))
-        assert wide_desk.committed() == {}
+        assert len(desk.outputs()) == produced, "what belongs to an old epoch was produced"
+        assert settle(member, member.settlement(member.got[5:])).committed == {Partition(desk.input, 0): 5}
 
 
 class TestPauses:
@@ -450,7 +458,7 @@ class TestPauses:
         eventually(lambda: len(first.epochs) == len(second.epochs) == 2, first, second)
         second.stream.close()
         eventually(lambda: len(first.epochs) == 4, first)
-        quiet_until = time.monotonic() + 2.0
+        quiet_until = time.monotonic() + 1.0
         while time.monotonic() < quiet_until:
             first.poll()
         assert first.got == second.got == []
@@ -615,17 +623,31 @@ class TestFaultsOfTheCoordinator:
     def desk(self, broker: FaultyBroker, stack: ExitStack) -> Desk:
         return Desk(EmbeddedBackend(broker), 1, stack)
 
-    @pytest.mark.parametrize(
-        "error", [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.REQUEST_TIMED_OUT]
-    )
+    @pytest.mark.parametrize("error", [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.REQUEST_TIMED_OUT])
     def test_a_commit_that_fails_for_now_is_made_in_the_end(self, desk: Desk, broker: FaultyBroker, error: int) -> None:
         desk.put(0, numbered(5))
-        member = desk.join(session_timeout_ms=30_000)  # finding the coordinator again took up to 6 s
+        member = desk.join()
         eventually(lambda: len(member.got) == 5, member)
         broker.fail(Request.OFFSET_COMMIT, [error])
         assert settle(member, member.settlement(member.got)).committed == {Partition(desk.input, 0): 5}
         assert desk.committed() == {0: 5}
         assert desk.outputs() == numbered(5), "outputs that were acknowledged were produced again"
+
+    def test_a_coordinator_that_moved_costs_time_but_no_ticket(self, desk: Desk, broker: FaultyBroker) -> None:
+        """librdkafka 2.16 may look for the coordinator until the session ends; then all comes again."""
+        desk.put(0, numbered(5))
+        member = desk.join()
+        eventually(lambda: len(member.got) == 5, member)
+        broker.fail(Request.OFFSET_COMMIT, [KafkaError.NOT_COORDINATOR])
+
+        def settled_at_last() -> bool:
+            held = [d for d in member.got if member.epochs.get(d.partition) == d.epoch]
+            with suppress(StreamRetriable):
+                member.stream.settle(member.settlement(held))
+            return desk.committed() == {0: 5}
+
+        eventually(settled_at_last, member)
+        assert in_order_with_repeats(desk.outputs(), numbered(5))
 
     @pytest.mark.parametrize(
         "error", [KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import orjson
 
 from tests.core.sets import artefact, rule_set
-from tests.runtime.engines import ScriptedEngine
+from tests.runtime.engines import IDENTITY, ScriptedEngine
 from worker.adapters.memory import MemoryBroker, MemoryCache, MemoryStream
 from worker.core.labels import Labels
 from worker.core.policy import Calibration
@@ -56,6 +56,7 @@ def make_worker(
     pool = EnginePool(
         [("one", engine)],
         primitive.request("probe"),
+        IDENTITY,
         Health(probe_interval_s=0.02),
         clock=time.monotonic,
         sleep=sleep,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.ports import EngineIdentity
 
+IDENTITY = EngineIdentity("scripted", "m", "t", 1000)
+
 Script = Callable[[Sequence[ScoreRequest]], None]
 """Raises what this call shall raise."""
 
@@ -20,6 +22,7 @@ class ScriptedEngine:
         self.calls: list[list[str]] = []
         self.script = script
         self.delay_s = delay_s
+        self.identified = IDENTITY
 
     async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
         self.calls.append([r.item for r in requests])
@@ -34,7 +37,7 @@ class ScriptedEngine:
         return [[vocabulary.setdefault(w, len(vocabulary)) for w in text.split(" ")] for text in texts]
 
     async def identity(self) -> EngineIdentity:
-        return EngineIdentity("scripted", "m", "t", 1000)
+        return self.identified
 
     async def probe(self) -> None: ...
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from tests.runtime.engines import ScriptedEngine
+from tests.runtime.engines import IDENTITY, ScriptedEngine
 from worker.core.scores import ScoreRequest
 from worker.errors import EngineDropped, EngineUnavailable, RequestRefused
 from worker.runtime.endpoints import EnginePool, Health
@@ -54,6 +55,7 @@ def pool(*switches: Switch, sleep: Ticks | None = None, **health: object) -> tup
     made = EnginePool(
         [(f"e{n}", switch.engine) for n, switch in enumerate(switches)],
         PROBE,
+        IDENTITY,
         Health(**{"failures_to_open": 3, **health}),  # type: ignore[arg-type]
         clock=lambda: ticks.now,
         sleep=ticks,
@@ -174,6 +176,36 @@ async def test_an_idle_endpoint_is_probed_and_its_death_is_known_without_a_ticke
         while not changes:
             await asyncio.sleep(0)
     assert switch.tickets == 0
+    await made.aclose()
+
+
+async def test_an_engine_that_comes_back_with_another_model_stays_out_until_it_is_itself_again() -> None:
+    switch = Switch(on=False)
+    made, changes = pool(switch)
+    switch.engine.identified = replace(IDENTITY, model="another")
+    for _ in range(3):
+        with pytest.raises(EngineUnavailable):
+            await made.score([REQUEST])
+    switch.on = True
+    async with asyncio.timeout(5):
+        while "another model" not in str(made.trouble):
+            await asyncio.sleep(0)
+    assert not made.is_up
+    switch.engine.identified = IDENTITY
+    async with asyncio.timeout(5):
+        await made.wait_until_up()
+    assert changes == [("e0", False), ("e0", True)]
+
+
+async def test_a_model_that_is_changed_behind_a_balancer_is_noticed_without_a_failure() -> None:
+    switch = Switch()
+    made, changes = pool(switch)
+    made.start()
+    switch.engine.identified = replace(IDENTITY, tokenizer="another")
+    async with asyncio.timeout(5):
+        while not changes:
+            await asyncio.sleep(0)
+    assert changes == [("e0", False)]
     await made.aclose()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pytest
 
 from tests.core.sets import artefact, rule_set
-from tests.runtime.engines import ScriptedEngine
+from tests.runtime.engines import IDENTITY, ScriptedEngine
 from worker.core.labels import Labels
 from worker.core.policy import Calibration
 from worker.core.primitives import ChooseOne
@@ -58,6 +58,7 @@ class Bench:
         self.pool = EnginePool(
             [("one", engine)],
             primitive.request("probe"),
+            IDENTITY,
             Health(failures_to_open=5, probe_interval_s=1.0),
             clock=clock,
             sleep=self.sleep,

@@ -57,8 +57,11 @@ def kafka_libraries() -> Path:
 class ApacheKafka:
     """One node, broker and controller. Its ports and data stay the same over stop, kill and start."""
 
-    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
-        """`properties` are the server's own and win over the ones here."""
+    def __init__(
+        self, folder: Path, properties: Mapping[str, str] | None = None, users: Mapping[str, str] | None = None
+    ) -> None:
+        """`properties` are the server's own and win over the ones here. With `users` (name to password) clients come
+        in by SASL_PLAINTEXT, mechanism PLAIN."""
         self._libraries = kafka_libraries()
         self._folder = folder
         self._log = folder / "server.log"
@@ -66,16 +69,17 @@ class ApacheKafka:
         self._process: TiedProcess | None = None
         port, controller_port = _free_ports(2)
         self.bootstrap_servers = f"127.0.0.1:{port}"
-        listeners = f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://127.0.0.1:{controller_port}"
+        door = "SASL_PLAINTEXT" if users else "PLAINTEXT"
+        listeners = f"{door}://{self.bootstrap_servers},CONTROLLER://127.0.0.1:{controller_port}"
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
             "listeners": listeners,
             "advertised.listeners": listeners,
-            "inter.broker.listener.name": "PLAINTEXT",
+            "inter.broker.listener.name": door,
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{door}:{door}",
             "log.dirs": str(folder / "data"),
             "auto.create.topics.enable": "false",
             "num.partitions": "4",
@@ -91,6 +95,7 @@ class ApacheKafka:
             "group.consumer.min.heartbeat.interval.ms": "1000",
             "group.consumer.min.session.timeout.ms": "6000",
             "group.consumer.session.timeout.ms": "6000",
+            **(_password_door(users) if users else {}),
             **(properties or {}),
         }
         self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -157,6 +162,19 @@ class ApacheKafka:
 
     def _java(self, *arguments: str) -> list[str]:
         return ["java", *JAVA_OPTIONS, "-cp", f"{self._libraries}/*", *arguments]
+
+
+def _password_door(users: Mapping[str, str]) -> Mapping[str, str]:
+    name, password = next(iter(users.items()))
+    known = " ".join(f'user_{user}="{secret}"' for user, secret in users.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            f'{module} required username="{name}" password="{password}" {known};'
+        ),
+    }
 
 
 def _free_ports(count: int) -> list[int]:

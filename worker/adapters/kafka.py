@@ -16,6 +16,7 @@ from worker.adapters.kafka_client import (
     consumer_properties,
     error_of,
 )
+from worker.adapters.kafka_exactly_once import ExactlyOnce
 from worker.adapters.kafka_settling import AtLeastOnce, Settler
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
@@ -34,6 +35,13 @@ __all__ = ["UNREADABLE_HEADERS", "KafkaConfig", "KafkaStream"]
 
 UNREADABLE_HEADERS: Headers = (("ticket-router-unreadable-headers", b"a header name is not UTF-8"),)
 """In the place of a message's headers where one of their names is not UTF-8: confluent-kafka 2.16 cannot show them."""
+
+NEEDS_KIP_848 = "group_protocol 'consumer' needs Apache Kafka 4.1 or later; 'classic' works with all"
+
+NO_TRANSACTIONS = (
+    "exactly-once delivery is not possible on the embedded broker: it shows aborted transactions to "
+    "readers and keeps no offsets of committed ones (librdkafka 2.16). Set ROUTER_DELIVERY=at_least_once, or use Apache Kafka"
+)
 
 PROBE_EVERY_S = 2.0
 """How often brokers in trouble are asked whether they are back."""
@@ -77,11 +85,14 @@ class KafkaStream:
         properties["error_cb"] = self._on_error
         properties["on_commit"] = self._on_commit
         try:
-            topics = TopicLookup(self._config, self._log)
+            topics = TopicLookup(self._config, self._log, self._clock)
             self._topics = topics
             self._require_topic(topics)
+            if self._config.delivery == "exactly_once" and topics.is_mock_cluster(self._config.connect_timeout_s):
+                raise ConfigError(NO_TRANSACTIONS)
             consumer = Consumer(properties, logger=self._log)
-            settler = AtLeastOnce(self._config, consumer, topics, self._log, self._on_error, self._clock)
+            way = ExactlyOnce if self._config.delivery == "exactly_once" else AtLeastOnce
+            settler = way(self._config, consumer, topics, self._log, self._on_error, self._clock)
         except KafkaException as problem:
             raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
         self._listener, self._consumer, self._settler = listener, consumer, settler
@@ -134,10 +145,7 @@ class KafkaStream:
     def trouble(self) -> str | None:
         silent_s = self._clock() - self._opened_at
         if self._config.group_protocol == "consumer" and not self._heard_of_group and silent_s > UNASSIGNED_AFTER_S:
-            return (
-                f"group {self._config.group_id!r} has not answered for {silent_s:.0f} s: group_protocol 'consumer' "
-                "needs Apache Kafka 4.1 or later; 'classic' works with all"
-            )
+            return f"group {self._config.group_id!r} has not answered for {silent_s:.0f} s: {NEEDS_KIP_848}"
         return self._trouble.sentence() or self._settling_problem
 
     def close(self) -> None:
@@ -215,8 +223,9 @@ class KafkaStream:
         return deliveries
 
     def _on_message_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            raise StreamFatal(f"Kafka consumer of {self._config.input_topic!r}: {error.name()}: {error.str()}")
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            hint = f"; {NEEDS_KIP_848}" if self._config.group_protocol == "consumer" else ""
+            raise StreamFatal(f"Kafka consumer of {self._config.input_topic!r}: {error.str()}{hint}")
         self._trouble.report(error)
         self._log.log(logging.WARNING, "consumer: %s: %s", error.name(), error.str())
 

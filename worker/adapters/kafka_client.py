@@ -29,10 +29,11 @@ GUARDED_PROPERTIES = frozenset(
         "logger",
         "on_commit",
         "partition.assignment.strategy",
+        "transaction.timeout.ms",
         "transactional.id",
     }
 )
-"""Properties that no setting may override: delivery at least once depends on them."""
+"""Properties that no setting may override: delivery depends on them."""
 
 REFUSALS = frozenset(
     {
@@ -77,6 +78,8 @@ class KafkaConfig:
     input_topic: str
     group_id: str
     client_id: str = "ticket-router"
+    delivery: Literal["exactly_once", "at_least_once"] = "at_least_once"
+    """`exactly_once` needs a broker with transactions (Apache Kafka >= 2.5), which the embedded one is not."""
     group_protocol: Literal["classic", "consumer"] = "classic"
     """`consumer` is KIP-848: Apache Kafka >= 4.1 (librdkafka needs ConsumerGroupHeartbeat v1)."""
     assignment_strategy: Literal["cooperative-sticky", "range", "roundrobin"] = "cooperative-sticky"

@@ -135,6 +135,7 @@ class AtLeastOnce:
         targets = {}
         for progress in sending:
             first = progress.acknowledged()
+            self._doubt_topics(progress, first)
             offset = progress.offset_after(first)
             self._acknowledged[progress.settlement.partition] = offset
             if first > 0:
@@ -261,6 +262,11 @@ class AtLeastOnce:
             return found
         self._existing.add(topic)
         return None
+
+    def _doubt_topics(self, progress: _Progress, index: int) -> None:
+        """What was not acknowledged may be for a topic that was deleted: the client retries that until it times out."""
+        for finished in progress.settlement.finished[index : index + 1]:
+            self._existing.difference_update(output.topic for output in finished.outputs)
 
     def _refuse_topic(self, topic: str, error: KafkaError) -> None:
         self._existing.discard(topic)

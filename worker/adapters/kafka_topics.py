@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol
 
@@ -26,6 +27,12 @@ REPLICATION_OF_BROKER = -1
 """Lets the broker's default.replication.factor decide (Kafka >= 2.4)."""
 
 
+def most_telling(errors: Sequence[KafkaError]) -> KafkaError:
+    """Of the errors that one failure caused, the one that says most; there must be at least one."""
+    vague = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT}
+    return max(errors, key=lambda error: (error.code() in TELLING, error.code() not in vague))
+
+
 class ClientLog(Protocol):
     """What confluent-kafka asks of a logger."""
 
@@ -46,9 +53,11 @@ class TopicLookup:
     or an admin client's metadata requests create the topics they ask for, where the broker allows it.
     """
 
-    def __init__(self, config: KafkaConfig, log: ClientLog | None = None) -> None:
+    def __init__(
+        self, config: KafkaConfig, log: ClientLog | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Raises KafkaException where the client's properties are wrong."""
-        self._servers = config.bootstrap_servers
+        self._clock = clock
         self._reasons: list[KafkaError] = []
         self._consumer = Consumer(
             {
@@ -73,6 +82,10 @@ class TopicLookup:
             return None
         raise KafkaException(metadata.error)
 
+    def is_mock_cluster(self, timeout_s: float) -> bool:
+        """Whether this is librdkafka's own mock cluster (2.16: its cluster id says so). Raises KafkaException."""
+        return str(self._consumer.list_topics(timeout=timeout_s).cluster_id).startswith("mockCluster")
+
     def wait(self, seconds: float) -> None:
         """Serves the client's callbacks meanwhile."""
         self._consumer.poll(seconds)
@@ -81,13 +94,18 @@ class TopicLookup:
         self._consumer.close()
 
     def _metadata(self, topic: str, timeout_s: float) -> Any:
-        try:
-            return self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
-        except KafkaException as problem:
-            self._consumer.poll(0)  # brings the reasons
-            reasons, self._reasons = self._reasons, []
-            named = next((e for e in reasons if e.code() in TELLING), reasons[0] if reasons else None)
-            raise KafkaException(named) if named is not None else problem from None
+        until = self._clock() + timeout_s
+        while True:
+            try:
+                found = self._consumer.list_topics(topic, timeout=max(until - self._clock(), 0.05)).topics[topic]
+                self._reasons.clear()
+                return found
+            except KafkaException as problem:
+                self._consumer.poll(0.1)  # brings the reasons
+                if self._clock() < until:  # a connection that is closed at once does not wait for the timeout
+                    continue
+                reasons, self._reasons = self._reasons, []
+                raise KafkaException(most_telling([*reasons, error_of(problem)])) from None
 
     def _note(self, error: KafkaError) -> None:
         if len(self._reasons) < _REASONS:
@@ -131,9 +149,9 @@ def create_topics(
     Raises ConfigError where a topic can be neither created nor found. Not for the embedded broker, whose topics are
     created by itself.
     """
-    reasons: list[str] = []
+    reasons: list[KafkaError] = []
     properties = shared_properties(config)
-    properties.update(error_cb=lambda error: reasons.append(error.str()), logger=_Silent())
+    properties.update(error_cb=reasons.append, logger=_Silent())
     admin = AdminClient(properties)
     wanted = [
         NewTopic(name, count, replication_factor, config=dict(settings or {})) for name, count in partitions.items()
@@ -148,14 +166,14 @@ def create_topics(
             error = error_of(problem)
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
+            admin.poll(0)  # fills `reasons`
+            error = most_telling([error, *reasons])
             raise ConfigError(
                 f"topic {name!r} cannot be created on {config.bootstrap_servers}: {error.str()}"
             ) from problem
         except FutureTimeoutError as problem:
-            admin.poll(0)  # fills `reasons`
-            reason = reasons[0] if reasons else "no answer"
             raise ConfigError(
-                f"topic {name!r} cannot be created on {config.bootstrap_servers} within {timeout_s:g} s: {reason}"
+                f"topic {name!r} cannot be created on {config.bootstrap_servers}: no answer within {timeout_s:g} s"
             ) from problem
         created.append(name)
     return tuple(created)

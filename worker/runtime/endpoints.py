@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineError, EngineUnavailable, InvalidAnswer, RouterError, TooLong
-from worker.ports import ScoringEngine
+from worker.ports import EngineIdentity, ScoringEngine
 from worker.runtime.limiter import ConcurrencyLimit
 
 OnChange = Callable[[str, bool, str], None]
@@ -26,10 +26,16 @@ class Health:
     probe_interval_s: float = 2.0
     idle_probe_s: float = 10.0
     """An endpoint that answered nothing for so long is probed, so that its death is known before a ticket finds it."""
+    identity_check_s: float = 60.0
+    """So often every endpoint is asked whether it still runs the model that the calibration is about."""
     latency_target_s: float = 2.0
     """A call that takes longer than this is too much load, whatever the engine's usual latency."""
     concurrency: int = 16
     """Most calls at once, for each endpoint."""
+
+
+class AnotherModel(EngineUnavailable):
+    """The endpoint works, but not with what the calibration was checked against."""
 
 
 class Endpoint:
@@ -40,7 +46,7 @@ class Endpoint:
         self.engine = engine
         self.outstanding = 0
         self.failures = 0
-        self.answered_at = float("-inf")
+        self.answered_at = self.identified_at = float("-inf")
         self.up = True
         self.trouble: str | None = None
         self.limit = ConcurrencyLimit(health.concurrency, health.latency_target_s)
@@ -60,6 +66,7 @@ class EnginePool:
         self,
         engines: Sequence[tuple[str, ScoringEngine]],
         probe_request: ScoreRequest,
+        expected: EngineIdentity,
         health: Health,
         *,
         clock: Callable[[], float],
@@ -69,6 +76,7 @@ class EnginePool:
     ) -> None:
         self._endpoints = [Endpoint(name, engine, health) for name, engine in engines]
         self._probe_request = probe_request
+        self._expected = expected
         self._health = health
         self._clock = clock
         self._sleep = sleep
@@ -79,11 +87,11 @@ class EnginePool:
         self._room = asyncio.Condition()
         self._suspicion: asyncio.Task[bool] | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._idle_watch: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to probe endpoints that are idle."""
-        self._idle_watch = asyncio.create_task(self._watch_idle())
+        """Begin to probe endpoints that are idle, and to ask now and then what they run."""
+        self._watch = asyncio.create_task(self._watch_over())
 
     @property
     def is_up(self) -> bool:
@@ -139,7 +147,7 @@ class EnginePool:
 
     async def aclose(self) -> None:
         """End the probes; the engines belong to whoever made them."""
-        tasks = [task for task in (self._suspicion, self._idle_watch, *self._watches.values()) if task is not None]
+        tasks = [task for task in (self._suspicion, self._watch, *self._watches.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -185,6 +193,7 @@ class EnginePool:
             await self._sleep(self._health.probe_interval_s)
             try:
                 await endpoint.engine.score([self._probe_request])
+                await self._identify(endpoint)
             except RouterError as error:
                 endpoint.trouble = str(error)
                 continue
@@ -195,11 +204,14 @@ class EnginePool:
             await self._announce_room()
             return
 
-    async def _watch_idle(self) -> None:
+    async def _watch_over(self) -> None:
         while True:
             await self._sleep(self._health.probe_interval_s)
             idle_since = self._clock() - self._health.idle_probe_s
+            unasked_since = self._clock() - self._health.identity_check_s
             for endpoint in self._endpoints:
+                if endpoint.up and endpoint.identified_at < unasked_since:
+                    await self._look_for_another_model(endpoint)
                 if endpoint.up and not endpoint.outstanding and endpoint.answered_at < idle_since:
                     try:
                         await endpoint.engine.score([self._probe_request])
@@ -207,6 +219,24 @@ class EnginePool:
                         self._failed(endpoint, str(error))
                     else:
                         self._answered(endpoint)
+
+    async def _look_for_another_model(self, endpoint: Endpoint) -> None:
+        try:
+            await self._identify(endpoint)
+        except AnotherModel as error:
+            self._open(endpoint, str(error))
+        except RouterError:
+            return  # whether it works at all is found out by scoring
+
+    async def _identify(self, endpoint: Endpoint) -> None:
+        """Raises AnotherModel: scores of another model must never meet this calibration's thresholds."""
+        now = await endpoint.engine.identity()
+        endpoint.identified_at = self._clock()
+        expected = self._expected
+        if (now.engine, now.model, now.tokenizer) != (expected.engine, expected.model, expected.tokenizer):
+            raise AnotherModel(
+                "it runs another model or tokenizer than when the worker started; restart the worker to judge it anew"
+            )
 
     async def _none_can_score(self) -> bool:
         for endpoint in [e for e in self._endpoints if e.up]:

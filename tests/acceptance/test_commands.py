@@ -1,0 +1,115 @@
+"""The installed command, as a person types it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import orjson
+import pytest
+
+from tests.integration.desk import Desk, StubProcess, wait_for
+from tests.servers.kafka import ApacheKafka
+from worker.core.envelope import DECISION_HEADER
+
+ROOT = Path(__file__).parents[2]
+COMMAND = Path(sys.executable).with_name("ticket-router")
+
+
+def run(*arguments: str, timeout_s: float = 240, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ROUTER_")}
+    return subprocess.run(
+        [str(COMMAND), *arguments],
+        env={**environment, "COLUMNS": "160", **settings},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def test_make_alone_lists_every_target_of_the_readme() -> None:
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    for target in ("make demo", "make test", "make run", "make check", "make lint", "make test-sglang"):
+        assert target in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_routes_both_rule_sets_and_the_second_pass_comes_from_the_cache(tmp_path: Path) -> None:
+    done = run("demo", "--tickets", "8", "--report", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for said in ("helpdesk", "civil_complaints", "Gemma", "automation rate", "error among the routed", "ten decisions"):
+        assert said in done.stdout, done.stdout
+    assert done.stdout.count("0 of 8, 8 of 8") == 2  # cache hits of the first and of the second pass
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "civil_complaints" in page
+    assert "<script src" not in page
+
+
+@pytest.mark.kafka
+def test_check_says_what_is_right_what_is_wrong_and_what_to_do(tmp_path: Path, apache_kafka: ApacheKafka) -> None:
+    with StubProcess() as stub:
+        desk = Desk(tmp_path, apache_kafka.bootstrap_servers, stub.url)
+        good = run("check", "--rules", str(tmp_path), **desk.environment)
+        assert good.returncode == 0, good.stdout
+        assert good.stdout.count("ok") >= 6
+        stub.tell(mass=0.01)
+        (tmp_path / "calibration.json").unlink()
+        away = {"ROUTER_REDIS_URL": "redis://127.0.0.1:1/0"}
+        bad = run("check", "--rules", str(tmp_path), **(desk.environment | away))
+    assert bad.returncode == 1
+    for said in ("would rather write something else", "every ticket goes to people", "scored again", "→"):
+        assert said in bad.stdout, bad.stdout
+    unreachable = desk.environment | {"ROUTER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    nothing = run("check", "--rules", str(tmp_path), **unreachable)
+    assert nothing.returncode == 1
+    assert "ROUTER_KAFKA_BOOTSTRAP_SERVERS" in nothing.stdout
+
+
+@pytest.mark.kafka
+def test_exported_decisions_fit_the_printed_schema(tmp_path: Path, apache_kafka: ApacheKafka) -> None:
+    with StubProcess() as stub:
+        desk = Desk(tmp_path, apache_kafka.bootstrap_servers, stub.url)
+        with desk.worker() as worker:
+            desk.wait_for_all(desk.send(12))
+            wait_for(lambda: worker.status()["settled"] == 12, "settling")
+        listed = run("topics", "--rules", str(tmp_path), **desk.environment)
+        target = tmp_path / "decisions.jsonl"
+        exported = run("export", "--rules", str(tmp_path), "--to", str(target), **desk.environment)
+    assert "missing" not in listed.stdout
+    assert exported.returncode == 0, exported.stderr
+    schema = orjson.loads(run("schema").stdout)
+    lines = [orjson.loads(line) for line in target.read_bytes().splitlines()]
+    assert len(lines) == 12
+    for line in lines:
+        jsonschema.validate(line, schema)
+    headers = [dict(record.headers)[DECISION_HEADER] for record in desk.records()]
+    assert sorted(h or b"" for h in headers) == sorted(target.read_bytes().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "ROUTER_KAFKA_BOOTSTRAP_SERVERS"),
+        ({"ROUTER_KAFKA_BOOTSTRAP_SERVERS": "localhost:1"}, "ROUTER_ENGINE_URL"),
+        ({"ROUTER_KAFKA_BOOTSRAP_SERVERS": "localhost:1"}, "did you mean ROUTER_KAFKA_BOOTSTRAP_SERVERS"),
+        ({"ROUTER_REDIS_URL": "redis://localhost:1/0"}, "ROUTER_CACHE_SECRET"),
+        ({"ROUTER_MAX_IN_FLIGHT": "many"}, "ROUTER_MAX_IN_FLIGHT"),
+    ],
+)
+def test_a_missing_or_misspelt_setting_is_one_line_that_names_it(settings: dict[str, str], said: str) -> None:
+    done = run("run", "--rules", "routing_rules/helpdesk", **settings)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_rule_set_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = run("run", "--rules", str(tmp_path / "nowhere"), ROUTER_KAFKA_BOOTSTRAP_SERVERS="localhost:1")
+    assert done.returncode == 2
+    assert "no such rule set folder" in done.stderr
