@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ from rich.text import Text
 from worker import console, serving
 from worker.core.envelope import envelope_json_schema
 from worker.errors import ConfigError, RouterError
+from worker.offline.replay import Selection
 from worker.settings import Settings, load_settings
 
 app = typer.Typer(
@@ -63,6 +65,21 @@ WhatIf = Annotated[float | None, typer.Option(min=0.0001, max=0.5, help="What if
 FORMS = {"raw": "raw_margin", "split": "max_probability"}
 TARGETS = {"error-among-routed": "error_among_routed", "misroutes-per-ticket": "misroutes_per_ticket"}
 GUARANTEE_DRAWS, QUICK_DRAWS = 5_000, 300
+
+
+def _moment(text: str) -> int:
+    """Milliseconds since 1970."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter("write it as 2026-03-02T08:00:00Z") from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+Moment = Annotated[
+    int | None,
+    typer.Option(parser=_moment, metavar="ISO8601", help="By the time of the records; UTC unless it says otherwise."),
+]
 
 
 def main() -> None:
@@ -162,6 +179,33 @@ def export(
 ) -> None:
     """Write every decision on the decisions topic as JSONL, oldest first within a partition."""
     err.print(f"{serving.export(load_settings(), rules, to)} decisions", highlight=False)
+
+
+@app.command()
+def audit(rules: Rules, since: Moment = None) -> None:
+    """Compare input and output topics: every ticket in one place, once, in order? Exit code 1 where not."""
+    ledger = serving.audit(load_settings(), rules, since)
+    console.print_ledger(out, ledger)
+    if not ledger.clean:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    rules: Rules,
+    source: Annotated[
+        Literal["dead-letter", "human"], typer.Option("--from", help="Which topic's tickets.", show_default=False)
+    ],
+    reason: Annotated[str | None, typer.Option(help="Only those with this reason code (docs/messages.md).")] = None,
+    since: Moment = None,
+    until: Moment = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, send nothing.")] = False,
+    max_attempts: Annotated[int, typer.Option(min=1, max=1000, help="A ticket that was sent in so often is left.")] = 5,
+) -> None:
+    """Send dead letters or escalated tickets to the input topic again, each at most once for every time it came out."""
+    selection = Selection(reason, until, max_attempts)
+    found = serving.replay(load_settings(), rules, source, since, selection, dry_run=dry_run)
+    console.print_replay(out, found, dry_run)
 
 
 @app.command()

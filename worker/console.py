@@ -10,8 +10,10 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from worker.offline.audit import End, Ledger
 from worker.offline.check import Finding
 from worker.offline.demo import DeskResult, examples, percentile
+from worker.offline.replay import Replay
 
 if TYPE_CHECKING:  # these need numpy, which a worker does not
     from worker.core.artefact import Artefact
@@ -41,6 +43,33 @@ def print_topics(out: Console, found: Mapping[str, int | None]) -> None:
     for name, partitions in found.items():
         table.add_row(name, "[red]missing[/]" if partitions is None else f"{partitions} partitions")
     out.print(table)
+
+
+def print_ledger(out: Console, ledger: Ledger) -> None:
+    """Counts, some of what is wrong, and one line that says it all."""
+    ends: tuple[End, ...] = ("routed", "escalated", "dead_lettered")
+    counts = ", ".join(f"{ledger.ends.get(end, 0)} {end.replace('_', '-')}" for end in ends)
+    out.print(f"{ledger.tickets} tickets: {counts}, {ledger.waiting} waiting", highlight=False)
+    if ledger.foreign:
+        out.print(f"{ledger.foreign} messages on the output topics are not this router's", highlight=False)
+    wrong = (
+        ("missing", ledger.missing),
+        ("duplicates", ledger.duplicates),
+        ("order violations", ledger.out_of_order),
+    )
+    for what, origins in wrong:
+        for origin in origins[:5]:
+            place = f"{origin.topic}/{origin.partition}/{origin.offset}"
+            out.print(f"  {what}: {place}", style="red", markup=False, highlight=False)
+    summary = ", ".join(f"{what} {len(origins)}" for what, origins in wrong)
+    out.print(summary, style="green" if ledger.clean else "red", highlight=False)
+
+
+def print_replay(out: Console, replay: Replay, dry_run: bool) -> None:
+    """How many for which reason, and why others are left."""
+    out.print(f"{'would send' if dry_run else 'sent'} {len(replay.resends)} tickets in again", highlight=False)
+    for what, count in [*replay.reasons.items(), *((f"left: {why}", n) for why, n in replay.left.items())]:
+        out.print(f"  {count} {what}", markup=False, highlight=False)
 
 
 def print_licence(out: Console, notice: str) -> None:

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from worker import wiring
 from worker.adapters.kafka_topics import create_topics, describe_topics
-from worker.adapters.topic_log import TopicReader
+from worker.adapters.topic_log import TopicReader, TopicWriter
 from worker.core.policy import Calibration
 from worker.errors import ConfigError
+from worker.offline.audit import Ledger
+from worker.offline.audit import audit as audit_topics
 from worker.offline.check import (
     Finding,
     check_cache,
@@ -24,6 +27,8 @@ from worker.offline.check import (
     check_rules,
     check_topics,
 )
+from worker.offline.replay import Replay, Selection
+from worker.offline.replay import plan as plan_replay
 from worker.runtime.http import HealthServer
 from worker.runtime.loop import Status, Worker
 from worker.runtime.question import Question
@@ -33,6 +38,12 @@ from worker.telemetry import LOG_LINES_DROPPED, LogSink, Metrics, set_up_logging
 from worker.wiring import Assembly, Desk
 
 EXPORT_CLOSE_S = 3.0
+CLOCK_SKEW_MS = 3_600_000
+"""Outputs may be stamped by another machine's clock than the tickets that they belong to."""
+AUDIT_LOOKS, AUDIT_PAUSE_S = 3, 15.0
+"""What lies behind a dead worker's open transaction cannot be read until the brokers have ended that: look again."""
+WRITE_S = 120.0
+"""How long the brokers may take to acknowledge what is sent in again."""
 
 
 def set_up_telemetry(settings: Settings, *, quiet: bool = False) -> LogSink:
@@ -174,3 +185,55 @@ def export(settings: Settings, folder: Path, to: Path) -> int:
     finally:
         reader.close()
     return count
+
+
+def audit(settings: Settings, folder: Path, since_ms: int | None) -> Ledger:
+    """What became of the tickets that came in since then. Raises ConfigError, StreamRetriable."""
+    rule_set = Desk.load(folder).rule_set
+    config = wiring.kafka_config(settings, rule_set)
+    ends = [topic for topic in rule_set.output_topics if topic != rule_set.decisions_topic]
+    reader = TopicReader(config.bootstrap_servers, config.properties, config.group_id)
+    try:
+        for look in range(1, AUDIT_LOOKS + 1):
+            committed = reader.committed(config.input_topic)
+            tickets = reader.records([config.input_topic], since_ms=since_ms)
+            outputs = reader.records(ends, since_ms=None if since_ms is None else max(0, since_ms - CLOCK_SKEW_MS))
+            ledger = audit_topics(rule_set, tickets, outputs, committed)
+            if not ledger.missing or look == AUDIT_LOOKS:
+                break
+            time.sleep(AUDIT_PAUSE_S)
+    finally:
+        reader.close()
+    return ledger
+
+
+def replay(
+    settings: Settings,
+    folder: Path,
+    source: Literal["dead-letter", "human"],
+    since_ms: int | None,
+    selection: Selection,
+    *,
+    dry_run: bool,
+) -> Replay:
+    """Sends dead letters or escalated tickets in again. Raises ConfigError, StreamRetriable."""
+    rule_set = Desk.load(folder).rule_set
+    config = wiring.kafka_config(settings, rule_set)
+    dead_letters = source == "dead-letter"
+    topic = rule_set.dead_letter_topic if dead_letters else rule_set.human_topic
+    reader = TopicReader(config.bootstrap_servers, config.properties)
+    try:
+        sent_in = reader.records(
+            [config.input_topic], since_ms=None if since_ms is None else max(0, since_ms - CLOCK_SKEW_MS)
+        )
+        records = reader.records([topic], since_ms=since_ms)
+        planned = plan_replay(records, sent_in, config.input_topic, dead_letters, selection)
+    finally:
+        reader.close()
+    if not dry_run:
+        properties = {**config.properties, "message.max.bytes": config.max_output_bytes}
+        writer = TopicWriter(config.bootstrap_servers, properties)
+        for resend in planned.resends:
+            writer.write(resend.output, resend.partition)
+        writer.flush(WRITE_S)
+    return planned

@@ -77,6 +77,10 @@ class Settings(BaseSettings):
     kafka_bootstrap_servers: str | None = Field(None, description="Brokers, `host:port`, separated by commas.")
     kafka_group_id: str | None = Field(None, description="Consumer group; unset: `ticket-router.<rule set>`.")
     kafka_input_topic: str | None = Field(None, description="Topic with the tickets; unset: that of the rule set.")
+    delivery: Literal["exactly_once", "at_least_once"] = Field(
+        "exactly_once",
+        description="`exactly_once`: readers with `isolation.level=read_committed` see every output once.",
+    )
     kafka_session_timeout_ms: int = Field(
         45_000, ge=1_000, le=1_800_000, description="A worker silent for so long loses its partitions."
     )

@@ -286,6 +286,7 @@ def _embedded(settings: Settings, bootstrap_servers: str, redis_url: str | None)
         **settings.model_dump(exclude={"kafka_properties", "redis_url", "cache_secret", "engine_api_key"})
         | {
             "kafka_bootstrap_servers": bootstrap_servers,
+            "delivery": "at_least_once",
             "kafka_assignment_strategy": "range",
             "kafka_session_timeout_ms": DEMO_SESSION_MS,
             "redis_url": redis_url,

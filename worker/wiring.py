@@ -123,6 +123,7 @@ def kafka_config(settings: Settings, rule_set: RuleSet) -> KafkaConfig:
         bootstrap_servers=settings.kafka_bootstrap_servers,
         input_topic=input_topic,
         group_id=settings.kafka_group_id or f"ticket-router.{rule_set.id}",
+        delivery=settings.delivery,
         session_timeout_ms=settings.kafka_session_timeout_ms,
         assignment_strategy=settings.kafka_assignment_strategy,
         group_protocol=settings.kafka_group_protocol,

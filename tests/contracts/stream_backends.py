@@ -42,8 +42,6 @@ class Backend(Protocol):
     name: str
     commits_in_rebalances: bool
     """The mock cluster of librdkafka 2.16 answers REBALANCE_IN_PROGRESS instead."""
-    hands_over_at_once: bool
-    """On the mock cluster a member that left keeps its partitions until its session ends."""
 
     def create_topic(self, topic: str, partitions: int, **settings: str) -> None: ...
 
@@ -68,7 +66,6 @@ class Backend(Protocol):
 class MemoryBackend:
     name = "memory"
     commits_in_rebalances = True
-    hands_over_at_once = True
 
     def __init__(self) -> None:
         self.broker = MemoryBroker({})
@@ -107,7 +104,6 @@ class _KafkaBackend:
 
     name = "kafka"
     commits_in_rebalances = True
-    hands_over_at_once = True
 
     def __init__(self, bootstrap_servers: str, **settings: Any) -> None:
         self.bootstrap_servers = bootstrap_servers
@@ -183,7 +179,6 @@ class _KafkaBackend:
 class EmbeddedBackend(_KafkaBackend):
     name = "embedded"
     commits_in_rebalances = False
-    hands_over_at_once = False
 
     def __init__(self, broker: FaultyBroker) -> None:
         super().__init__(broker.bootstrap_servers, assignment_strategy="range")

@@ -200,6 +200,17 @@ def test_own_certificates_go_to_categories_with_twice_the_fewest_tickets_and_to_
     assert all(counts[name] < 2 * fewest for name in pooled.members)
 
 
+def test_together_makes_one_certificate_of_all_but_the_stricter_ones() -> None:
+    strict = IDS[0]
+    asked = question(certify="together", categories={strict: {"alpha": 0.02}})
+    result = fitted(asked, scored(1500, 5))
+    own, pool = (next(c for c in result.certificates if (strict in c.members) is wanted) for wanted in (True, False))
+    assert own.members == (strict,)
+    assert pool.basis == "pool"
+    assert set(pool.members) == {c.id for c in asked.rule_set.categories.routable} - {strict}
+    assert pool.certified
+
+
 def test_joint_certificates_share_delta() -> None:
     result = fitted(question(), scored(2000, 6), joint=True)
     parts = [c for c in result.certificates if c.basis != "excluded"]

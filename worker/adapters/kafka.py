@@ -39,12 +39,14 @@ UNREADABLE_HEADERS: Headers = (("ticket-router-unreadable-headers", b"a header n
 NEEDS_KIP_848 = "group_protocol 'consumer' needs Apache Kafka 4.1 or later; 'classic' works with all"
 
 NO_TRANSACTIONS = (
-    "exactly-once delivery is not possible on the embedded broker: it shows aborted transactions to "
-    "readers and keeps no offsets of committed ones (librdkafka 2.16). Set ROUTER_DELIVERY=at_least_once, or use Apache Kafka"
+    "exactly-once delivery is not possible on the embedded broker: it shows aborted transactions to readers and keeps "
+    "no offsets of committed ones (librdkafka 2.16). Set ROUTER_DELIVERY=at_least_once, or use Apache Kafka"
 )
 
 PROBE_EVERY_S = 2.0
 """How often brokers in trouble are asked whether they are back."""
+
+PROBE_S = 0.5
 
 NEW_TOPIC_S = 2.0
 """A topic that was just created may be unknown to a broker for so long."""
@@ -108,12 +110,15 @@ class KafkaStream:
         consumer, settler = self._opened()
         settler.serve()
         # `consume` waits until it has all it was asked for: one record ends the wait, the rest is what lies ready.
-        deliveries = self._deliveries(consumer.consume(1, timeout_s))
-        if deliveries and max_records > 1 and self._callback_error is None:
-            deliveries += self._deliveries(consumer.consume(max_records - 1, 0))
+        try:
+            deliveries = self._deliveries(consumer.consume(1, timeout_s))
+            if deliveries and max_records > 1 and self._callback_error is None:
+                deliveries += self._deliveries(consumer.consume(max_records - 1, 0))
+        except KafkaException as problem:  # confluent-kafka raises the consumer's fatal errors
+            raise self._fatal(error_of(problem)) from problem
         if self._callback_error is not None:
-            problem, self._callback_error = self._callback_error, None
-            raise problem
+            raised, self._callback_error = self._callback_error, None
+            raise raised
         if deliveries:
             self._trouble.working()
         elif self._trouble.suspected:
@@ -224,10 +229,13 @@ class KafkaStream:
 
     def _on_message_error(self, error: KafkaError) -> None:
         if error.fatal() or error.code() == KafkaError._FATAL:
-            hint = f"; {NEEDS_KIP_848}" if self._config.group_protocol == "consumer" else ""
-            raise StreamFatal(f"Kafka consumer of {self._config.input_topic!r}: {error.str()}{hint}")
+            raise self._fatal(error)
         self._trouble.report(error)
         self._log.log(logging.WARNING, "consumer: %s: %s", error.name(), error.str())
+
+    def _fatal(self, error: KafkaError) -> StreamFatal:
+        hint = f"; {NEEDS_KIP_848}" if self._config.group_protocol == "consumer" else ""
+        return StreamFatal(f"Kafka consumer of {self._config.input_topic!r}: {error.str()}{hint}")
 
     def _on_error(self, error: KafkaError) -> None:
         self._trouble.report(error)
@@ -241,7 +249,7 @@ class KafkaStream:
         if self._topics is None or now - self._probed_at < PROBE_EVERY_S:
             return
         try:
-            if self._topics.error(self._config.input_topic, 0.2) is None:
+            if self._topics.error(self._config.input_topic, PROBE_S) is None:
                 self._trouble.answered()
         except KafkaException:
             pass  # still away

@@ -18,7 +18,7 @@ from worker.adapters.kafka_client import (
     error_of,
     producer_properties,
 )
-from worker.adapters.kafka_refusals import Foresight, produce
+from worker.adapters.kafka_refusals import Foresight, Report, produce
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import Finished, Output, Partition, PartitionSettlement, RefusedOutput, Settled
@@ -30,8 +30,11 @@ an open transaction, so it is short; every step of a settlement has a shorter li
 START_S = 5.0
 """How long the start waits for the transaction coordinator; the first settlement goes on trying."""
 
-CLEAN_UP_S = 2.0
-"""At least so long an abort may take, whatever the settlement's own limit."""
+ABORT_S = 0.5
+"""At least so long an abort may take, whatever the settlement's own limit; the next producer does it otherwise."""
+
+CLOSE_S = 2.0
+"""How long closing may take to end a transaction that was left open."""
 
 NOT_PERMITTED = frozenset(
     {
@@ -62,7 +65,7 @@ class _Reports:
 
     failures: list[tuple[Finished, Output, KafkaError]] = field(default_factory=list)
 
-    def on(self, finished: Finished, output: Output) -> Callable[[KafkaError | None, Message], None]:
+    def on(self, finished: Finished, output: Output) -> Report:
         def report(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
                 self.failures.append((finished, output, error))
@@ -160,7 +163,7 @@ class ExactlyOnce:
     def close(self) -> bool:
         if self._open:  # what is left open would hold up readers and the next owner until it times out
             try:
-                self._initialise(self._clock() + CLEAN_UP_S)
+                self._initialise(self._clock() + CLOSE_S)
             except StreamRetriable as problem:
                 self._log.log(logging.WARNING, "a transaction is left to its timeout: %s", problem)
         self._producer = None
@@ -271,7 +274,7 @@ class ExactlyOnce:
 
     def _end_badly(self, error: KafkaError, deadline: float) -> None:
         """Aborts what was begun; where that does not work, the producer is given up and the next one does it."""
-        until = max(deadline, self._clock() + CLEAN_UP_S)
+        until = max(deadline, self._clock() + ABORT_S)
         if error.fatal() or (self._in_doubt and not error.txn_requires_abort()):
             self._give_up(error)
             return

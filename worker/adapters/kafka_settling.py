@@ -17,25 +17,21 @@ from worker.adapters.kafka_client import (
     error_of,
     producer_properties,
 )
+from worker.adapters.kafka_refusals import Foresight, Report, produce
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import StreamRetriable
-from worker.ports import Finished, Output, Partition, PartitionSettlement, RefusedOutput, Settled
+from worker.ports import Output, Partition, PartitionSettlement, RefusedOutput, Settled
 
-REFUSED_TOPIC_RETRY_S = 10.0
-"""For so long a topic that was refused is not asked about again."""
+FATAL = (KafkaException, SystemError)
+"""What `flush` and `poll` of a producer raise after a fatal error. confluent-kafka 2.16 sets the exception and goes on
+calling delivery callbacks, in which the first call into the client then ends as a SystemError."""
 
 READ_BACKS = 3
 """How often, a tenth of a second apart, a commit is looked for before it counts as not made."""
 
-RECORD_OVERHEAD_BYTES = 64
-"""At most what a record needs besides key, value and headers (36 in message format 2, librdkafka 2.16), rounded up."""
-
-HEADER_OVERHEAD_BYTES = 10
-"""At most two varints for the lengths of a header's name and value."""
-
 
 class Settler(Protocol):
-    """One way to settle: at least once here; exactly once would be another with the same methods."""
+    """One way to settle: at least once here, exactly once in `kafka_exactly_once`."""
 
     def settle(self, partitions: Sequence[PartitionSettlement], timeout_s: float) -> Settled:
         """All partitions are of the current epoch. Raises StreamRetriable where nothing came of it."""
@@ -106,15 +102,13 @@ class AtLeastOnce:
     ) -> None:
         self._config = config
         self._consumer = consumer
-        self._topics = topics
         self._log = log
         self._on_error = on_error
         self._clock = clock
         self._producer_failed = False
         self._producer = self._new_producer()
         self._acknowledged: dict[Partition, int] = {}
-        self._existing: set[str] = set()
-        self._refused_topics: dict[str, tuple[float, KafkaError]] = {}
+        self._foresight = Foresight(config, topics, clock)
         self._unanswered_commits = 0
 
     def settle(self, partitions: Sequence[PartitionSettlement], timeout_s: float) -> Settled:
@@ -135,7 +129,8 @@ class AtLeastOnce:
         targets = {}
         for progress in sending:
             first = progress.acknowledged()
-            self._doubt_topics(progress, first)
+            for finished in progress.settlement.finished[first : first + 1]:
+                self._foresight.doubt(finished.outputs)
             offset = progress.offset_after(first)
             self._acknowledged[progress.settlement.partition] = offset
             if first > 0:
@@ -150,7 +145,7 @@ class AtLeastOnce:
             self._acknowledged.pop(partition, None)
 
     def serve(self) -> None:
-        self._producer.poll(0)
+        self._serve(0)
 
     def commit_answered(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
         self._unanswered_commits = max(0, self._unanswered_commits - 1)
@@ -179,17 +174,18 @@ class AtLeastOnce:
 
     def _send_entry(self, progress: _Progress, index: int, deadline: float) -> bool:
         finished = progress.settlement.finished[index]
-        foreseen = self._foreseen(finished, deadline)
+        foreseen = self._foresight.refusal(finished, deadline)
         if foreseen is not None:
             progress.fail(index, *foreseen)
             return False
         for output in finished.outputs:
             progress.open[index] += 1
             try:
-                self._produce(output, _report(progress, index, output), deadline)
+                produce(self._producer, output, _report(progress, index, output), until=deadline, clock=self._clock)
             except KafkaException as problem:
                 progress.open[index] -= 1
                 progress.fail(index, output, error_of(problem))
+                self._producer_failed = self._producer_failed or error_of(problem).fatal()
                 return False
         return True
 
@@ -207,24 +203,17 @@ class AtLeastOnce:
                 self._purge()
                 return
 
-    def _produce(self, output: Output, report: Callable[[KafkaError | None, Message], None], deadline: float) -> None:
-        while True:
-            try:
-                self._producer.produce(
-                    output.topic,
-                    value=output.value,
-                    key=output.key,
-                    headers=list(output.headers) or None,
-                    on_delivery=report,
-                )
-                return
-            except BufferError:  # the client's queue is full: its callbacks make room
-                if self._clock() >= deadline:
-                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
-                self._producer.poll(0.05)
-
     def _flush(self, deadline: float) -> None:
-        self._producer.flush(max(0.0, deadline - self._clock()))
+        try:
+            self._producer.flush(max(0.0, deadline - self._clock()))
+        except FATAL as problem:
+            self._give_up_producer(problem)
+
+    def _serve(self, timeout_s: float) -> None:
+        try:
+            self._producer.poll(timeout_s)
+        except FATAL as problem:
+            self._give_up_producer(problem)
 
     def _purge(self) -> None:
         """After the deadline nothing may linger and be delivered behind the back of the next attempt.
@@ -233,44 +222,7 @@ class AtLeastOnce:
         """
         if len(self._producer):
             self._producer.purge()
-            self._producer.flush(1.0)
-
-    def _foreseen(self, finished: Finished, deadline: float) -> tuple[Output, KafkaError] | None:
-        for output in finished.outputs:
-            size = _record_bytes(output)
-            if size > self._config.max_output_bytes:
-                text = f"{size} bytes, and max_output_bytes allows {self._config.max_output_bytes}"
-                return output, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, text)
-            error = self._topic_error(output.topic, deadline)
-            if error is not None:
-                return output, error
-        return None
-
-    def _topic_error(self, topic: str, deadline: float) -> KafkaError | None:
-        """A misspelt output topic is refused in one round trip, where the producer would wait 30 s or create it."""
-        if topic in self._existing:
-            return None
-        refused_until, error = self._refused_topics.get(topic, (0.0, None))
-        if error is not None and self._clock() < refused_until:
-            return error
-        try:
-            found = self._topics.error(topic, max(0.1, min(5.0, deadline - self._clock())))
-        except KafkaException as problem:
-            return error_of(problem)
-        if found is not None and found.code() in TOPIC_REFUSALS:
-            self._refuse_topic(topic, found)
-            return found
-        self._existing.add(topic)
-        return None
-
-    def _doubt_topics(self, progress: _Progress, index: int) -> None:
-        """What was not acknowledged may be for a topic that was deleted: the client retries that until it times out."""
-        for finished in progress.settlement.finished[index : index + 1]:
-            self._existing.difference_update(output.topic for output in finished.outputs)
-
-    def _refuse_topic(self, topic: str, error: KafkaError) -> None:
-        self._existing.discard(topic)
-        self._refused_topics[topic] = (self._clock() + REFUSED_TOPIC_RETRY_S, error)
+            self._flush(self._clock() + 1.0)
 
     def _refusals(self, sending: Iterable[_Progress]) -> Iterator[RefusedOutput]:
         for progress in sending:
@@ -279,7 +231,7 @@ class AtLeastOnce:
                 continue
             output, code, name, text = progress.failures[first]
             if code in TOPIC_REFUSALS:
-                self._refuse_topic(output.topic, KafkaError(code, text))
+                self._foresight.refuse_topic(output.topic, KafkaError(code, text))
             if code in REFUSALS:
                 delivery = progress.settlement.finished[first].delivery
                 yield RefusedOutput(delivery, output, name, f"topic {output.topic!r}: {text}")
@@ -301,7 +253,7 @@ class AtLeastOnce:
                 confirmed = {p: offset for p, offset in targets.items() if offsets.get(p, -1) >= offset}
                 if len(confirmed) == len(targets):
                     break
-                self._producer.poll(0.1)  # the client may be sending the commit to another coordinator
+                self._serve(0.1)  # the client may be sending the commit to another coordinator
         except KafkaException as problem:
             self._log.log(logging.WARNING, "commit unconfirmed: %s", error_of(problem))
             return {}
@@ -316,27 +268,22 @@ class AtLeastOnce:
         return "outputs were acknowledged, but the group's coordinator did not confirm the commit"
 
     def _new_producer(self) -> Producer:
-        return Producer({**producer_properties(self._config), "error_cb": self._on_producer_error}, logger=self._log)
+        return Producer({**producer_properties(self._config), "error_cb": self._on_error}, logger=self._log)
 
-    def _on_producer_error(self, error: KafkaError) -> None:
-        if error.fatal():  # an idempotent producer that lost its place: only a new one helps
-            self._producer_failed = True
-        self._on_error(error)
+    def _give_up_producer(self, problem: BaseException) -> None:
+        """An idempotent producer that lost its place: only a new one helps. What it did not deliver stays open."""
+        self._producer_failed = True
+        self._log.log(logging.WARNING, "a new producer is needed: %s", problem)
 
 
-def _report(progress: _Progress, index: int, output: Output) -> Callable[[KafkaError | None, Message], None]:
+def _report(progress: _Progress, index: int, output: Output) -> Report:
     attempt = progress.attempt
 
     def report(error: KafkaError | None, _message: Message) -> None:
         if attempt != progress.attempt:
             return
-        progress.open[index] -= 1
-        if error is not None:
+        if error is not None:  # first: where this raises (see FATAL), the output must go on counting as open
             progress.fail(index, output, error)
+        progress.open[index] -= 1
 
     return report
-
-
-def _record_bytes(output: Output) -> int:
-    headers = sum(HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"") for name, value in output.headers)
-    return RECORD_OVERHEAD_BYTES + headers + len(output.key or b"") + len(output.value or b"")

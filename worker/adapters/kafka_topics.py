@@ -98,6 +98,7 @@ class TopicLookup:
         while True:
             try:
                 found = self._consumer.list_topics(topic, timeout=max(until - self._clock(), 0.05)).topics[topic]
+                self._consumer.poll(0)  # lets old log lines and errors go
                 self._reasons.clear()
                 return found
             except KafkaException as problem:

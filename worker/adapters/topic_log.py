@@ -23,6 +23,11 @@ from worker.errors import ConfigError, StreamRetriable
 from worker.ports import Output, Partition
 
 POLL_S = 0.2
+BY_KEY = -1
+"""RD_KAFKA_PARTITION_UA: the client chooses the partition."""
+READER_GROUP = "ticket-router.reader"
+ASK_S = 30.0
+"""How long a question to the brokers may take. Offsets that an open transaction holds are told when it has ended."""
 
 ClientProperties = Mapping[str, str | int | float | bool]
 
@@ -55,8 +60,8 @@ class TopicWriter:
             }
         )
 
-    def write(self, output: Output) -> None:
-        """Queues one record; waits where the queue is full."""
+    def write(self, output: Output, partition: int | None = None) -> None:
+        """Queues one record, for this partition or by its key; waits where the queue is full."""
         while True:
             try:
                 self._producer.produce(
@@ -65,6 +70,7 @@ class TopicWriter:
                     value=output.value,
                     headers=list(output.headers),
                     on_delivery=self._delivered,
+                    partition=BY_KEY if partition is None else partition,
                 )
             except BufferError:
                 self._producer.poll(POLL_S)
@@ -88,12 +94,15 @@ class TopicWriter:
 class TopicReader:
     """Reads topics from their beginning; `records` ends at the ends as they were when it was called."""
 
-    def __init__(self, bootstrap_servers: str, properties: ClientProperties | None = None) -> None:
+    def __init__(
+        self, bootstrap_servers: str, properties: ClientProperties | None = None, group_id: str = READER_GROUP
+    ) -> None:
+        """`group_id` names the group whose offsets `committed` tells; it is never joined."""
         self._consumer = Consumer(
             {
                 **(properties or {}),
                 "bootstrap.servers": bootstrap_servers,
-                "group.id": "ticket-router.reader",  # demanded by the client; nothing is ever committed under it
+                "group.id": group_id,  # demanded by the client; nothing is ever committed under it
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
@@ -104,20 +113,39 @@ class TopicReader:
             }
         )
 
-    def records(self, topics: Sequence[str], *, timeout_s: float = 30.0) -> Iterator[Record]:
-        """Every record of these topics, in order within a partition.
+    def records(
+        self, topics: Sequence[str], *, since_ms: int | None = None, timeout_s: float = 30.0
+    ) -> Iterator[Record]:
+        """Every record of these topics, or from the first that is not older than `since_ms`; in order in a partition.
 
         Raises ConfigError for a topic that does not exist, StreamRetriable where nothing comes for `timeout_s`.
         """
         partitions = [p for topic in topics for p in self._partitions(topic)]
+        if since_ms is not None:
+            partitions = self._since(partitions, since_ms)
         yield from self._read(partitions, lambda ended: len(ended) == len(partitions), timeout_s)
 
     def follow(self, topics: Sequence[str], enough: Callable[[], bool], *, timeout_s: float) -> Iterator[Record]:
         """Records until `enough` says so. Raises ConfigError, StreamRetriable after `timeout_s` without a record."""
         yield from self._read([p for t in topics for p in self._partitions(t)], lambda _: enough(), timeout_s)
 
+    def committed(self, topic: str) -> Mapping[Partition, int]:
+        """The group's next offsets, where it has any. Raises ConfigError, StreamRetriable."""
+        try:
+            found = self._consumer.committed(self._partitions(topic), timeout=ASK_S)
+        except KafkaException as error:
+            raise StreamRetriable(f"the group's offsets are not known: {error.args[0].str()}") from error
+        return {Partition(at.topic, at.partition): at.offset for at in found if at.offset >= 0}
+
     def close(self) -> None:
         self._consumer.close()
+
+    def _since(self, partitions: Sequence[TopicPartition], since_ms: int) -> list[TopicPartition]:
+        asked = [TopicPartition(at.topic, at.partition, since_ms) for at in partitions]
+        try:
+            return list(self._consumer.offsets_for_times(asked, timeout=ASK_S))  # the end, where all is older
+        except KafkaException as error:
+            raise StreamRetriable(f"offsets by time are not known: {error.args[0].str()}") from error
 
     def _partitions(self, topic: str) -> list[TopicPartition]:
         try:

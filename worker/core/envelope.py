@@ -132,6 +132,23 @@ def received_headers(headers: Headers) -> Headers:
     return tuple(pair for pair in headers if not pair[0].startswith(RESERVED_PREFIX))
 
 
+def stated_origin(headers: Headers) -> Origin | None:
+    """The origin that a dead letter, or a ticket that was sent in again, states in its headers."""
+    found = {name: value for name, value in headers if value is not None}
+    topic, numbers = found.get(ORIGIN_TOPIC), (found.get(ORIGIN_PARTITION, b""), found.get(ORIGIN_OFFSET, b""))
+    if topic is None or not all(number.isdigit() and len(number) < 20 for number in numbers):
+        return None
+    return Origin(topic.decode(errors="replace"), int(numbers[0]), int(numbers[1]))
+
+
+def origin_headers(origin: Origin) -> Headers:
+    return (
+        (ORIGIN_TOPIC, origin.topic.encode()),
+        (ORIGIN_PARTITION, str(origin.partition).encode()),
+        (ORIGIN_OFFSET, str(origin.offset).encode()),
+    )
+
+
 def attempt_of(headers: Headers) -> int:
     """How often this message has been dead-lettered before."""
     for name, value in headers:
@@ -146,8 +163,6 @@ def dead_letter_headers(headers: Headers, origin: Origin, code: str, detail: str
         *received_headers(headers),
         (DEAD_LETTER_REASON, code.encode()),
         (DEAD_LETTER_DETAIL, detail[:500].encode()),
-        (ORIGIN_TOPIC, origin.topic.encode()),
-        (ORIGIN_PARTITION, str(origin.partition).encode()),
-        (ORIGIN_OFFSET, str(origin.offset).encode()),
+        *origin_headers(origin),
         (ATTEMPT, str(attempt_of(headers) + 1).encode()),
     )

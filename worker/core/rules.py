@@ -140,6 +140,11 @@ class Rules(Strict):
     target: Literal["error_among_routed", "misroutes_per_ticket"] = Field(
         "error_among_routed", description="what alpha limits; the second, looser one counts misroutes per ticket of all"
     )
+    certify: Literal["each_category", "together"] = Field(
+        "each_category",
+        description="each_category: a certificate for each that has labels enough, the rest as a pool; together: one "
+        "for all, which needs fewer labels and says nothing about a single category",
+    )
     categories: dict[Identifier, Demand] = Field(default_factory=dict)
     gates: Gates = Field(default_factory=Gates)
     topics: Topics = Field(default_factory=Topics)

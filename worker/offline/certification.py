@@ -154,7 +154,9 @@ def _groups(counts: Mapping[str, int], rule_set: RuleSet, plan: Plan, share: int
         else:
             together[name] = count
     rates = (plan.alpha, plan.delta / share)
-    formed = form_groups(together, fewest=n_min(*rates), parents=plan.parents, excluded=plan.excluded)
+    # No category has more tickets than all of them: nobody stands alone, and all that may route are one pool.
+    fewest = sum(counts.values()) + 1 if rule_set.rules.certify == "together" else n_min(*rates)
+    formed = form_groups(together, fewest=fewest, parents=plan.parents, excluded=plan.excluded)
     return [*((group, rates) for group in formed), *alone]
 
 

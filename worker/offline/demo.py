@@ -24,7 +24,7 @@ from worker.ports import Output
 from worker.runtime.loop import Worker
 from worker.runtime.service import running
 
-CALIBRATION_PART = 75
+CALIBRATION_PART = 85
 """Percent of the samples that calibrate; the others are routed by the demo. They never mix."""
 PATIENCE_S = 120.0
 

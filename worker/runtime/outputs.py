@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from worker.core.envelope import (
+    ATTEMPT,
     DECISION_HEADER,
     ENVELOPE_SCHEMA,
     POINTER,
     Envelope,
     Origin,
     Timings,
+    attempt_of,
     dead_letter_headers,
     decision_id,
     received_headers,
+    stated_origin,
 )
 from worker.core.policy import escalate_unscored, reason
 from worker.core.rules import RuleSet
 from worker.core.ticket import Ticket
 from worker.errors import InvalidTicket
-from worker.ports import Delivery, Output, RefusedOutput
+from worker.ports import Delivery, Headers, Output, Partition, RefusedOutput
 from worker.runtime.router import Routed
 
 
@@ -34,8 +37,20 @@ class Provenance:
     """Digest of the artefact in force."""
 
 
+def origin_in(headers: Headers, partition: Partition, offset: int) -> Origin:
+    """Where a ticket first came in: stated in the headers of one that was sent in again, else where it lies.
+
+    Believed only where it can be true: an earlier message of the same partition. Everything else is a forgery or comes
+    from another topic, whose offsets mean nothing here.
+    """
+    stated = stated_origin(headers)
+    if stated is not None and (stated.topic, stated.partition) == partition and stated.offset < offset:
+        return stated
+    return Origin(partition.topic, partition.number, offset)
+
+
 def origin_of(delivery: Delivery) -> Origin:
-    return Origin(delivery.partition.topic, delivery.partition.number, delivery.offset)
+    return origin_in(delivery.headers, delivery.partition, delivery.offset)
 
 
 class Outputs:
@@ -85,8 +100,10 @@ class Outputs:
         """The ticket as received to its topic, with the decision in a header; the decision to its own topic."""
         body = envelope.to_bytes()
         headers = received_headers(delivery.headers)
+        attempt = attempt_of(delivery.headers)
+        count: Headers = ((ATTEMPT, str(attempt).encode()),) if attempt else ()
         return (
-            Output(envelope.topic, delivery.key, delivery.value, (*headers, (DECISION_HEADER, body))),
+            Output(envelope.topic, delivery.key, delivery.value, (*headers, (DECISION_HEADER, body), *count)),
             Output(self._rule_set.decisions_topic, delivery.key, body, _trace(headers)),
         )
 

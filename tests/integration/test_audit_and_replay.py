@@ -1,0 +1,125 @@
+"""The commands `audit` and `replay` on a real Kafka that a real worker works on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.integration.desk import COMMAND, Desk, StubProcess, wait_for
+from tests.servers.kafka import ApacheKafka
+from worker.adapters.topic_log import Record, TopicWriter
+from worker.core.envelope import ATTEMPT, DECISION_HEADER, ORIGIN_OFFSET
+from worker.ports import Output
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[StubProcess]:
+    with StubProcess() as stub:
+        yield stub
+
+
+@pytest.fixture
+def desk(tmp_path: Path, apache_kafka: ApacheKafka, engine: StubProcess) -> Desk:
+    return Desk(tmp_path, apache_kafka.bootstrap_servers, engine.url)
+
+
+def command(desk: Desk, *arguments: str) -> tuple[int, str]:
+    """Exit code and what it said."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("ROUTER_", "OTEL_"))}
+    done = subprocess.run(
+        [str(COMMAND), arguments[0], "--rules", str(desk.folder), *arguments[1:]],
+        env={**own, **desk.environment, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        cwd=desk.folder,
+        timeout=200,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def decision_of(record: Record) -> dict[str, object]:
+    found: dict[str, object] = orjson.loads(dict(record.headers)[DECISION_HEADER] or b"")
+    return found
+
+
+def test_the_audit_is_clean_after_a_kill_and_names_a_copy_that_somebody_adds(desk: Desk) -> None:
+    ids = desk.send(300)
+    desk.send_raw(b"no ticket")
+    with desk.worker(max_in_flight=50) as worker:
+        wait_for(lambda: worker.status().get("settled", 0) >= 60, "progress")
+        worker.kill()
+    with desk.worker() as worker:
+        desk.wait_for_all(ids)
+        wait_for(lambda: worker.status()["lag"] == 0 and worker.status()["in_flight"] == 0, "the end")
+    code, said = command(desk, "audit")
+    assert code == 0, said
+    assert "301 tickets: 300 routed, 0 escalated, 1 dead-lettered, 0 waiting" in said
+    assert said.strip().endswith("missing 0, duplicates 0, order violations 0")
+
+    copied = desk.records(f"{desk.rules.id}.login")[0]
+    writer = TopicWriter(desk.bootstrap_servers)
+    writer.write(Output(desk.rules.human_topic, copied.key, copied.value, copied.headers))
+    writer.flush(30)
+    code, said = command(desk, "audit")
+    assert (code, said.strip().splitlines()[-1]) == (1, "missing 0, duplicates 1, order violations 0")
+
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    code, said = command(desk, "audit", "--since", later)
+    assert (code, said.splitlines()[0].split(":")[0]) == (0, "0 tickets")
+
+
+def test_the_audit_counts_what_waits_and_names_what_is_missing(desk: Desk) -> None:
+    desk.send(5)
+    code, said = command(desk, "audit")
+    assert code == 0, said
+    assert "5 waiting" in said
+
+
+def test_dead_letters_are_sent_in_again_and_keep_their_origin(desk: Desk) -> None:
+    desk.send(3)
+    desk.send_raw(b"no ticket")
+    dead = desk.rules.dead_letter_topic
+    with desk.worker() as worker:
+        wait_for(lambda: len(desk.records(dead)) == 1, "the dead letter")
+        code, said = command(desk, "replay", "--from", "dead-letter", "--dry-run")
+        assert (code, "would send 1 tickets" in said) == (0, True), said
+        assert "0 tickets" in command(desk, "replay", "--from", "dead-letter", "--reason", "no_text")[1]
+        assert "sent 1 tickets" in command(desk, "replay", "--from", "dead-letter")[1]
+        wait_for(lambda: len(desk.records(dead)) == 2, "its return")
+        again = command(desk, "replay", "--from", "dead-letter", "--max-attempts", "1")[1]
+        assert "sent 0 tickets" in again, again
+        wait_for(lambda: worker.status()["in_flight"] == 0, "the end")
+    first, second = (dict(record.headers) for record in desk.records(dead))
+    assert first[ORIGIN_OFFSET] == second[ORIGIN_OFFSET]
+    assert (first[ATTEMPT], second[ATTEMPT]) == (b"1", b"2")
+    code, said = command(desk, "audit")
+    assert code == 0, said
+
+
+def test_escalated_tickets_are_sent_in_again_and_keep_their_decision_id(desk: Desk, engine: StubProcess) -> None:
+    engine.tell(refused="ticket 1 ")
+    human, routed = desk.rules.human_topic, f"{desk.rules.id}.login"
+    with desk.worker():
+        desk.wait_for_all(desk.send(2))
+        [escalated] = desk.records(human)
+        engine.tell(refused=None)
+        code, said = command(desk, "replay", "--from", "human", "--reason", "engine_refused")
+        assert (code, "sent 1 tickets" in said) == (0, True), said
+        wait_for(lambda: len(desk.records(routed)) == 1, "the ticket on its topic")
+        assert "sent 0 tickets" in command(desk, "replay", "--from", "human", "--reason", "engine_refused")[1]
+    [record] = desk.records(routed)
+    assert decision_of(record)["decision_id"] == decision_of(escalated)["decision_id"]
+    assert decision_of(record)["origin"] == decision_of(escalated)["origin"]
+    assert (record.key, record.value) == (escalated.key, escalated.value)
+    assert dict(record.headers)[ATTEMPT] == b"1"
+    code, said = command(desk, "audit")
+    assert code == 0, said
