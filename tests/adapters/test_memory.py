@@ -78,6 +78,19 @@ class TestMemoryBroker:
         sizes = [len(member.assignment()) for member in members]
         assert max(sizes) - min(sizes) <= 1
 
+    def test_who_joins_takes_from_everybody_and_nothing_else_moves(self) -> None:
+        broker = MemoryBroker({"in": 6})
+        first, second = opened(broker), opened(broker)
+        for member in (first, second, first, second):
+            member.poll(1, 0)
+        owned_before = [set(first.assignment()), set(second.assignment())]
+        third = opened(broker)
+        for member in (first, second, third):
+            member.poll(1, 0)
+        assert [len(m.assignment()) for m in (first, second, third)] == [2, 2, 2]
+        assert set(first.assignment()) < owned_before[0]
+        assert set(second.assignment()) < owned_before[1]
+
     def test_a_failed_commit_leaves_its_outputs_behind(self) -> None:
         broker = MemoryBroker({"in": 1, "out": 1})
         broker.produce("in", None, b"v")

@@ -226,6 +226,34 @@ class TestSeveralWorkers:
         assert len(desk.outputs()) == len(set(desk.outputs())) == 48
 
 
+@pytest.mark.kafka
+class TestSilence:
+    @pytest.mark.parametrize("in_doubt", [False, True])
+    def test_closing_ends_while_the_broker_is_silent(self, desk: Desk, in_doubt: bool) -> None:
+        desk.put(0, numbered(3))
+        member = desk.join(settle_timeout_s=2.0, release_timeout_s=2.0)
+        eventually(lambda: len(member.got) == 3, member)
+        settle(member, member.settlement(member.got[:1]))
+        if not in_doubt:
+            member.finished_when_revoked = lambda delivery: delivery.offset >= 1
+        desk.backend.stop_answering()
+        try:
+            before = time.monotonic()
+            if in_doubt:
+                with pytest.raises(StreamRetriable):
+                    member.stream.settle(member.settlement(member.got[1:]))
+            member.stream.close()
+            assert time.monotonic() - before < 25.0
+        finally:
+            desk.backend.answer_again()
+        assert member.events[-1][0] == "released"
+        after = desk.join()
+        eventually(lambda: len(after.got) == 2, after, within_s=60.0)
+        settle(after, after.settlement(after.got))
+        eventually(lambda: len(desk.outputs()) >= 3, after, within_s=60.0)
+        assert desk.outputs() == numbered(3)
+
+
 class TestWithoutTransactions:
     def test_the_embedded_broker_is_refused_with_the_reason(self, embedded_broker: FaultyBroker) -> None:
         embedded_broker.create_topic("tickets", 1)

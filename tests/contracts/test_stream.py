@@ -373,7 +373,8 @@ class TestRefusedOutputs:
         eventually(lambda: len(member.got) == 5, member)
         outputs = {d: [Output(desk.output, None, d.value)] for d in member.got}
         large = Output(desk.output, None, b"x" * 1_000_001)
-        settled = settle(member, settlement({**outputs, member.got[3]: [large]}))
+        before_it = Output(desk.output, None, b"of the same delivery")
+        settled = settle(member, settlement({**outputs, member.got[3]: [before_it, large]}))
         assert [(r.delivery, r.code) for r in settled.refused] == [(member.got[3], "MSG_SIZE_TOO_LARGE")]
         assert desk.committed() == {0: 3}
         assert desk.outputs() == numbered(3)

@@ -24,14 +24,14 @@ def rows(tickets: list[ScoredTicket], **changes: object) -> tuple[SplitRow, ...]
 def test_the_promise_holds_on_held_out_tickets_and_more_labels_route_more() -> None:
     few, many = rows(scored(900, 1))
     assert (few.n, many.n, many.splits) == (200, 400, 6)
-    assert few.held_out + 200 >= many.held_out + 400 - 30  # tickets without label mass are in neither
+    assert (few.held_out, many.held_out) == (700, 500)
     for row in (few, many):
         assert row.over_beyond_chance <= 1
         assert row.error is not None and row.error < 0.1
         assert row.certificates > 0
     assert many.coverage > few.coverage - 0.05
     assert many.ece_after < many.ece_before
-    assert many.split_form == 6
+    assert few.nothing_certified < 6 and many.split_form > 0
 
 
 def test_no_two_splits_are_alike_and_the_same_seed_gives_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,13 +43,13 @@ def test_no_two_splits_are_alike_and_the_same_seed_gives_the_same_rows(monkeypat
         return seen[-1]
 
     monkeypatch.setattr(splits, "calibrate", watched)
-    tickets = scored(600, 2)
+    tickets = scored(600, 2, low_mass=0.0)
     first = rows(tickets, sizes=(400,), splits=4)
     texts = [frozenset(row.ticket.text for row in result.certifying) for result in seen]
     assert len(set(texts)) == 4
-    # A ticket that is labelled in two splits fits in one and certifies in the other, some of the time.
+    # Of the tickets that are labelled in two splits, some fit in one and certify in the other.
     labelled = [frozenset(t.text for t in result.screened.usable) for result in seen]
-    assert (labelled[0] & labelled[1]) - (texts[0] ^ texts[1]) != labelled[0] & labelled[1]
+    assert labelled[0] & labelled[1] & (texts[0] ^ texts[1])
     assert rows(tickets, sizes=(400,), splits=4) == first
 
 
