@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -379,9 +380,14 @@ def _at(partition: Partition) -> TopicPartition:
     return TopicPartition(partition.topic, partition.number)
 
 
+_read_headers = operator.methodcaller("headers")
+"""confluent-kafka 2.16 returns a list and leaves an exception set where a name is not UTF-8. A plain call, once the
+interpreter has specialised it, does not look for that, and the exception comes up anywhere later."""
+
+
 def _headers(message: Message) -> Headers:
     try:
-        headers = message.headers()
+        headers = _read_headers(message)
     except (UnicodeDecodeError, SystemError):
         # Asked again, 2.16 answers with a tuple that holds a null pointer: ask once only.
         return UNREADABLE_HEADERS
