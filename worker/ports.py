@@ -121,8 +121,9 @@ class AssignmentListener(Protocol):
 class TicketStream(Protocol):
     """Tickets in, outputs and offsets out. Every method is called from one and the same thread.
 
-    Delivery is at least once: an offset is committed only after every output that belongs to it, and to all before it
-    in its partition, has been acknowledged; per partition, outputs are produced in offset order.
+    Delivery is at least once, or exactly once where the adapter offers it: an offset is committed only with or after
+    every output that belongs to it, and to all before it in its partition; per partition, outputs are produced in
+    offset order.
     """
 
     def open(self, listener: AssignmentListener) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -32,6 +35,9 @@ START_S = 5.0
 
 ABORT_S = 0.5
 """At least so long an abort may take, whatever the settlement's own limit; the next producer does it otherwise."""
+
+RETURN_S = 1.0
+"""So much later than its timeout a call of the client may return."""
 
 CLOSE_S = 2.0
 """How long closing may take to end a transaction that was left open."""
@@ -224,7 +230,7 @@ class ExactlyOnce:
         offsets = self._offsets(shares)
         positions = [TopicPartition(at.topic, at.number, offset) for at, offset in offsets.items()]
         if positions:
-            self._insist(lambda s: producer.send_offsets_to_transaction(positions, membership, s), deadline)
+            self._insist(partial(_send_offsets, producer, positions, membership), deadline)
         self._in_doubt = offsets
         self._insist(producer.commit_transaction, deadline)
         self._open = False
@@ -365,6 +371,28 @@ class ExactlyOnce:
 
     def _new_id(self) -> str:
         return f"{self._config.group_id}-{self._random_part()}"
+
+
+def _send_offsets(producer: Producer, positions: list[TopicPartition], membership: Any, timeout_s: float) -> None:
+    """With a limit that holds. Where the broker is killed meanwhile, librdkafka 2.16 never returns from this call, not
+    even when the broker is back: then the call is left behind with its producer, which the next one fences.
+    """
+    answer: Future[None] = Future()
+
+    def send() -> None:
+        try:
+            producer.send_offsets_to_transaction(positions, membership, timeout_s)
+        except Exception as problem:  # noqa: BLE001  # raised where it is waited for
+            answer.set_exception(problem)
+        else:
+            answer.set_result(None)
+
+    threading.Thread(target=send, name="send-offsets", daemon=True).start()  # noqa: TID251  # as said above
+    try:
+        answer.result(timeout_s + RETURN_S)
+    except TimeoutError:
+        error = KafkaError(KafkaError._TIMED_OUT, "the client does not return from sending offsets", fatal=True)
+        raise KafkaException(error) from None
 
 
 def _without_transaction(settled: Settled, shares: Sequence[_Share]) -> Settled:
