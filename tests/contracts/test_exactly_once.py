@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,7 @@ from tests.contracts.test_stream import (
 from tests.servers.faulty_broker import FaultyBroker, Request
 from worker.adapters.kafka import KafkaStream
 from worker.adapters.kafka_client import RationedLog
-from worker.adapters.kafka_exactly_once import ExactlyOnce
+from worker.adapters.kafka_exactly_once import ExactlyOnce, _send_offsets
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamRetriable
 from worker.ports import Output, Settled
@@ -224,6 +225,25 @@ class TestSeveralWorkers:
                 done |= {(d.partition.number, d.offset) for d in new}
         assert len({settler_of(member)._id for member in members}) == 3
         assert len(desk.outputs()) == len(set(desk.outputs())) == 48
+
+
+class TestCallsThatNeverReturn:
+    def test_sending_offsets_is_given_up_with_its_producer(self) -> None:
+        """librdkafka 2.16 can be brought to this by killing the broker at the right moment, but not at will."""
+        released = threading.Event()
+
+        class Deaf:
+            def send_offsets_to_transaction(self, *_: object) -> None:
+                released.wait(60)
+
+        before = time.monotonic()
+        try:
+            with pytest.raises(KafkaException) as raised:
+                _send_offsets(Deaf(), [], None, 0.1)  # type: ignore[arg-type]
+        finally:
+            released.set()
+        assert raised.value.args[0].fatal()
+        assert time.monotonic() - before < 30.0
 
 
 @pytest.mark.kafka

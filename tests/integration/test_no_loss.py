@@ -131,7 +131,9 @@ def test_without_redis_with_garbage_in_it_and_with_it_the_routes_are_the_same(de
 
 def test_a_broker_that_restarts_is_waited_for(desk: Desk, apache_kafka: ApacheKafka) -> None:
     ids = desk.send(300)
-    with desk.worker(max_in_flight=50) as worker:
+    # At least once: killed between a commit and its markers, the only broker of a cluster forgets the markers when it
+    # starts (Kafka 4.3.1), and what lies behind such a transaction can never be read.
+    with desk.worker(max_in_flight=50, delivery="at_least_once") as worker:
         wait_for(lambda: worker.status()["settled"] >= 50, "progress")
         apache_kafka.kill()
         wait_for(lambda: not worker.ready(), "readiness to go", 90)
