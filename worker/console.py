@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # these need numpy, which a worker does not
     from worker.offline.calibrate import CalibrationResult
     from worker.offline.evaluate import Evaluation
     from worker.offline.guarantee_simulation import Outcome
+    from worker.offline.measures import Measured
     from worker.offline.selftest import SelfTest
     from worker.offline.splits import SplitRow
 
@@ -116,15 +118,31 @@ def print_history(out: Console, artefact: Artefact) -> None:
 
 
 def print_evaluation(out: Console, result: Evaluation) -> None:
-    """Error among the routed against the promise, coverage, accuracy."""
-    overall = result.overall
+    """Error among the routed against the promise, overall and by certificate; coverage, accuracy."""
+    overall, measures = result.overall, result.measures
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("tickets", f"{result.tickets}, {result.seen} of them seen by the calibration and left out")
-    table.add_row("routed", f"{overall.m} of {overall.n}")
-    table.add_row("wrong among them", f"{overall.k}, promised at most {overall.alpha:.1%}")
+    table.add_row("routed", f"{overall.m} of {overall.n}: {_measured(overall.coverage)}")
+    per_ticket = any(c.procedure == "misroutes_per_ticket" for c in result.artefact.certificates)
+    wrong = f"{overall.k}: {_measured(overall.risk)}, promised at most {overall.alpha:.1%}"
+    table.add_row("misroutes per ticket" if per_ticket else "wrong among them", wrong)
+    for part in result.certificates:
+        said = f"{part.k} wrong of {part.m} routed: {_measured(part.risk)}, promised at most {part.alpha:.1%}"
+        beyond = ", [red]exceeded beyond chance[/]" if part.exceeded_beyond_chance else ""
+        table.add_row(f"  certificate {escape(part.name)}", said + beyond)
+    table.add_row("accuracy", f"{_measured(measures.accuracy)}, if everything were routed")
+    table.add_row("calibration error", _measured(measures.ece))
+    table.add_row("escalated", ", ".join(f"{count} {code}" for code, count in result.escalated) or "none")
     word = "exceeded beyond chance" if result.exceeded_beyond_chance else "not exceeded beyond chance"
     table.add_row("alpha", word)
-    out.print(table)
+    out.print(table, highlight=False)
+
+
+def _measured(measured: Measured) -> str:
+    """A share with its 95 % interval; a dash where there was nothing to measure."""
+    if not math.isfinite(measured.value):
+        return "–"
+    return f"{measured.value:.1%} ({100 * measured.lower:.1f} to {100 * measured.upper:.1f} %)"
 
 
 def print_selftest(out: Console, result: SelfTest) -> None:

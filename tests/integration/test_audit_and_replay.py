@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import orjson
 import pytest
 
 from tests.integration.desk import COMMAND, Desk, StubProcess, wait_for
-from tests.servers.kafka import ApacheKafka
 from worker.adapters.topic_log import Record, TopicWriter
 from worker.core.envelope import ATTEMPT, DECISION_HEADER, ORIGIN_OFFSET
 from worker.ports import Output
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[StubProcess]:
-    with StubProcess() as stub:
-        yield stub
-
-
-@pytest.fixture
-def desk(tmp_path: Path, apache_kafka: ApacheKafka, engine: StubProcess) -> Desk:
-    return Desk(tmp_path, apache_kafka.bootstrap_servers, engine.url)
 
 
 def command(desk: Desk, *arguments: str) -> tuple[int, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import orjson
 import pytest
@@ -17,17 +16,6 @@ from tests.servers.kafka import ApacheKafka
 from worker.adapters.topic_log import Record
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(500)]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[StubProcess]:
-    with StubProcess() as stub:
-        yield stub
-
-
-@pytest.fixture
-def desk(tmp_path: Path, apache_kafka: ApacheKafka, engine: StubProcess) -> Desk:
-    return Desk(tmp_path, apache_kafka.bootstrap_servers, engine.url)
 
 
 def test_killed_three_times_in_the_middle_of_2000_tickets_every_ticket_is_seen_once_and_in_order(desk: Desk) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -16,17 +14,6 @@ from tests.servers.redis_server import free_port, redis_server
 from worker.core.envelope import DEAD_LETTER_REASON
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[StubProcess]:
-    with StubProcess() as stub:
-        yield stub
-
-
-@pytest.fixture
-def desk(tmp_path: Path, apache_kafka: ApacheKafka, engine: StubProcess) -> Desk:
-    return Desk(tmp_path, apache_kafka.bootstrap_servers, engine.url)
 
 
 def test_killed_in_the_middle_of_2000_tickets_every_id_is_in_an_output_topic(desk: Desk) -> None:
