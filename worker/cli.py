@@ -46,6 +46,7 @@ out = Console()
 err = Console(stderr=True)
 
 CONFIG_ERROR, RUN_ERROR = 2, 3
+PLAIN_EVERY = 20
 
 Rules = Annotated[Path, typer.Option("--rules", help="Folder of a rule set.", show_default=False)]
 LabelledFile = Annotated[
@@ -106,6 +107,15 @@ def studies() -> ModuleType:
     return module
 
 
+def _made(folder: Path) -> Path:
+    """The folder exists before the work begins whose result goes there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} cannot be made a folder: {error.strerror}") from error
+    return folder
+
+
 class _RateColumn(ProgressColumn):
     """How many a second, over the last half minute."""
 
@@ -132,6 +142,8 @@ def _bar(progress: Progress, label: str) -> Callable[[int, int], None]:
         else:  # what was done before this run is not part of its rate
             progress.reset(task, completed=done, total=total)
             started = True
+        if not err.is_terminal and done % PLAIN_EVERY == 0:  # a bar is drawn on terminals only
+            err.print(f"{label}: {done} of {total}", markup=False, highlight=False)
 
     return move
 
@@ -247,7 +259,9 @@ def calibrate(
     ] = None,
     engine: Engine = None,
     scores: Scores = JOURNAL,
-    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path("build/calibration"),
+    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_made)] = Path(
+        "build/calibration"
+    ),
 ) -> None:
     """Fit a calibration on labelled tickets, certify thresholds, write calibration.json and a report."""
     settings, study = _settings(engine), studies()
@@ -293,7 +307,9 @@ def evaluate(
     ] = False,
     engine: Engine = None,
     scores: Scores = JOURNAL,
-    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path("build/evaluation"),
+    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_made)] = Path(
+        "build/evaluation"
+    ),
 ) -> None:
     """Check an existing calibration on labelled tickets that it has not seen."""
     settings, study = _settings(engine), studies()
@@ -317,7 +333,9 @@ def selftest(
     repeat: Annotated[int, typer.Option(min=2, max=10, help="Identical runs.")] = 2,
     orders: Annotated[int, typer.Option(min=1, max=20, help="Label orders.")] = 3,
     engine: Engine = None,
-    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path("build/selftest"),
+    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_made)] = Path(
+        "build/selftest"
+    ),
 ) -> None:
     """Is this engine usable? Flips between runs and label orders, positions, label mass, labels; exit code 1 if not."""
     settings, study = _settings(engine), studies()
@@ -380,7 +398,7 @@ def splits(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--rule-sets", help="Folder with the demo's sets.")] = Path("routing_rules"),
-    report: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("build/demo"),
+    report: Annotated[Path, typer.Option(help="Folder for the report.", callback=_made)] = Path("build/demo"),
     tickets: Annotated[int, typer.Option(min=1, max=1000, help="Tickets of each rule set.")] = 60,
 ) -> None:
     """Route labelled tickets with an embedded broker, cache and model, twice."""

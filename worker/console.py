@@ -94,8 +94,10 @@ def print_calibration(out: Console, result: CalibrationResult) -> None:
         out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     for certificate in artefact.certificates:
         members = ", ".join(certificate.members)
-        why = result.excluded.get(certificate.group) if certificate.basis == "excluded" else None
-        said = f"never routed: {why}" if why else certificate.summary()
+        said = certificate.summary()
+        if certificate.basis == "excluded":
+            unseen = "predicted for no ticket that certifies" if certificate.n == 0 else "left out"
+            said = f"never routed: {result.excluded.get(certificate.group, unseen)}"
         out.print(f"  {members}: {said}", markup=False, highlight=False, soft_wrap=True)
     for note in artefact.notes:
         out.print(f"  note: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -146,10 +148,24 @@ def _measured(measured: Measured) -> str:
 
 
 def print_selftest(out: Console, result: SelfTest) -> None:
-    """Usable or not, and why."""
-    out.print("usable" if result.usable else "[red]not usable[/]")
+    """Usable or not, why, and the figures behind it."""
+    out.print("[green]usable[/]" if result.usable else "[red]not usable[/]")
     for line in (*result.problems, *result.cautions):
-        out.print(f"  {line}", markup=False, highlight=False)
+        out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    easy = result.easy
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("tickets", f"{result.n}, {result.unscored} more could not be scored")
+    table.add_row(
+        "easy tickets",
+        f"{easy.right} of {len(easy.masses)} right, labels have probability {easy.median_mass:.2f} (median)",
+    )
+    for run in (*result.repeats, *result.orders):
+        table.add_row(run.name, f"{run.flips} of {run.n} flip: {_measured(run.rate)}")
+    table.add_row("predicted by place", " ".join(f"{share:.0%}" for share in result.by_position))
+    if result.accuracy is not None:
+        table.add_row("accuracy, raw", _measured(result.accuracy))
+    table.add_row("labels", ", ".join(f"{label.word} ({label.token_id})" for label in result.labels))
+    out.print(table, highlight=False, markup=False)
 
 
 PROCEDURE_NAMES = {"geifman_el_yaniv": "Geifman\nEl-Yaniv", "uncorrected_scan": "unco.\nscan"}
@@ -279,8 +295,13 @@ def _summary(result: DeskResult) -> Table:
 
 
 def _error(result: DeskResult) -> str:
+    from worker.core.binomial import clopper_pearson  # needs scipy, which a worker does not
+
     total = len(result.scored_routes)
-    return f"{result.wrong} of {total} ({result.wrong / total:.1%})" if total else "nothing was routed by score"
+    if not total:
+        return "nothing was routed by score"
+    low, high = clopper_pearson(result.wrong, total)
+    return f"{result.wrong} of {total} ({result.wrong / total:.1%}; 95 % interval {low:.0%} to {high:.0%})"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -290,7 +311,8 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _examples(results: Sequence[DeskResult]) -> Table:
-    table = Table(title="ten decisions", title_justify="left", show_lines=True)
+    caption = "p: chance that the guess is right; the score in the reason is the largest calibrated label probability"
+    table = Table(title="ten decisions", title_justify="left", caption=caption, caption_justify="left", show_lines=True)
     table.add_column("ticket", ratio=4)
     table.add_column("decision", ratio=2)
     table.add_column("p", justify="right")

@@ -128,7 +128,7 @@ async def check(settings: Settings, folder: Path) -> list[Finding]:
     try:
         config = wiring.kafka_config(settings, rule_set)
     except ConfigError as error:
-        findings.append(Finding("topics", "wrong", str(error), "set it, or run `make demo` for an embedded broker"))
+        findings.append(Finding("topics", "wrong", str(error), "set it"))
     else:
         findings.append(check_topics(rule_set, config.input_topic, lambda names: describe_topics(config, names)))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +110,27 @@ def test_a_missing_or_misspelt_setting_is_one_line_that_names_it(settings: dict[
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_check_runs_the_rule_sets_own_tests(tmp_path: Path) -> None:
+    folder = tmp_path / "helpdesk"
+    shutil.copytree(ROOT / "routing_rules" / "helpdesk", folder)
+    rules = folder / "rules.yaml"
+    text = rules.read_text(encoding="utf-8")
+    rules.write_text(text.replace("expect: {action: escalate}", "expect: {action: score}", 1), encoding="utf-8")
+    done = run("check", "--rules", str(folder))
+    assert done.returncode == 1
+    assert "test 'a phishing mail goes to people': expected score, got escalate" in " ".join(done.stdout.split())
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("demo", "--report", str(tmp_path / "file"), timeout_s=30)
+    assert done.returncode == 2
+    assert "cannot be made a folder" in " ".join(done.stderr.replace("│", " ").split())
+
+
 def test_a_rule_set_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = run("run", "--rules", str(tmp_path / "nowhere"), ROUTER_KAFKA_BOOTSTRAP_SERVERS="localhost:1")
     assert done.returncode == 2
     assert "no such rule set folder" in done.stderr
+    misspelt = run("check", "--rules", "routing_rules/helpdesc")
+    assert "did you mean routing_rules/helpdesk?" in " ".join(misspelt.stdout.split())

@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import orjson
@@ -27,8 +28,13 @@ SAMPLES_FILE = "samples/tickets.csv"
 
 def load_rule_set(folder: Path) -> RuleSet:
     """categories.yaml and rules.yaml of a folder. Raises RuleSetError with file and line."""
+    if folder.is_file():
+        raise RuleSetError(str(folder), "is a file; name the folder of a rule set")
     if not folder.is_dir():
-        raise RuleSetError(str(folder), "no such rule set folder")
+        beside = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        close = get_close_matches(folder.name, beside, n=1)
+        hint = f"; did you mean {folder.parent / close[0]}?" if close else ""
+        raise RuleSetError(str(folder), f"no such rule set folder{hint}")
     categories = load_model(folder / CATEGORIES_FILE, CategorySet)
     rules = load_model(folder / RULES_FILE, Rules)
     try:

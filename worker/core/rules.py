@@ -49,6 +49,12 @@ class Expectation(Strict):
     action: Literal["route", "escalate", "score"]
     category: Identifier | None = None
 
+    @model_validator(mode="after")
+    def _says_where_to(self) -> Self:
+        if (self.action == "route") != (self.category is not None):
+            raise ValueError("`category` goes with `action: route`, and only with it")
+        return self
+
 
 class RuleTest(Strict):
     """One test of the overrides: a ticket in, what must come out."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from worker.adapters.files import CALIBRATION_FILE, load_artefact, load_rule_set
-from worker.core.policy import NoCalibration, calibration_in_force
+from worker.core.policy import NoCalibration, calibration_in_force, decide_override
 from worker.core.rules import RuleSet
 from worker.errors import ArtefactError, ConfigError, EngineError, LabelError, RouterError
 from worker.ports import ScoreCache, ScoringEngine
@@ -30,9 +30,29 @@ def check_rules(folder: Path) -> tuple[Finding, RuleSet | None]:
     try:
         rules = load_rule_set(folder)
     except ConfigError as error:
-        return Finding("rules", "wrong", str(error), "correct that line"), None
+        return Finding("rules", "wrong", str(error)), None
+    failed = failing_tests(rules)
+    if failed:
+        return Finding("rules", "wrong", f"{folder}: {'; '.join(failed)}", "mend the override or its test"), rules
     promise = f"alpha {rules.rules.alpha:.3g}, delta {rules.rules.delta:.3g}"
     return Finding("rules", "ok", f"{rules.id}: {len(rules.categories.categories)} categories, {promise}"), rules
+
+
+def failing_tests(rules: RuleSet) -> list[str]:
+    """The rule set's own tests that do not come out as they say, a sentence each."""
+    tests = [test for rule in rules.rules.overrides for test in rule.tests] + list(rules.rules.tests)
+    failed = []
+    for test in tests:
+        decision = decide_override(test.ticket(), rules)
+        found = ("score", None) if decision is None else (decision.action, decision.category)
+        if found != (test.expect.action, test.expect.category):
+            wanted, got = _words(test.expect.action, test.expect.category), _words(*found)
+            failed.append(f"test '{test.name}': expected {wanted}, got {got}")
+    return failed
+
+
+def _words(action: str, category: str | None) -> str:
+    return action if category is None else f"{action} to {category}"
 
 
 def check_topics(rules: RuleSet, input_topic: str, lookup: Callable[[Sequence[str]], Mapping[str, int]]) -> Finding:
