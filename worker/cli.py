@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -107,12 +108,11 @@ def studies() -> ModuleType:
     return module
 
 
-def _made(folder: Path) -> Path:
-    """The folder exists before the work begins whose result goes there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f"{folder} cannot be made a folder: {error.strerror}") from error
+def _makeable(folder: Path) -> Path:
+    """Refuses a folder that could not be written to when the work is done; makes nothing yet."""
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"{folder} cannot be made a folder: {nearest} is not one that can be written to")
     return folder
 
 
@@ -259,7 +259,7 @@ def calibrate(
     ] = None,
     engine: Engine = None,
     scores: Scores = JOURNAL,
-    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_made)] = Path(
+    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_makeable)] = Path(
         "build/calibration"
     ),
 ) -> None:
@@ -307,7 +307,7 @@ def evaluate(
     ] = False,
     engine: Engine = None,
     scores: Scores = JOURNAL,
-    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_made)] = Path(
+    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_makeable)] = Path(
         "build/evaluation"
     ),
 ) -> None:
@@ -333,7 +333,7 @@ def selftest(
     repeat: Annotated[int, typer.Option(min=2, max=10, help="Identical runs.")] = 2,
     orders: Annotated[int, typer.Option(min=1, max=20, help="Label orders.")] = 3,
     engine: Engine = None,
-    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_made)] = Path(
+    report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_makeable)] = Path(
         "build/selftest"
     ),
 ) -> None:
@@ -398,7 +398,7 @@ def splits(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--rule-sets", help="Folder with the demo's sets.")] = Path("routing_rules"),
-    report: Annotated[Path, typer.Option(help="Folder for the report.", callback=_made)] = Path("build/demo"),
+    report: Annotated[Path, typer.Option(help="Folder for the report.", callback=_makeable)] = Path("build/demo"),
     tickets: Annotated[int, typer.Option(min=1, max=1000, help="Tickets of each rule set.")] = 60,
 ) -> None:
     """Route labelled tickets with an embedded broker, cache and model, twice."""
