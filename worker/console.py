@@ -135,7 +135,10 @@ def print_evaluation(out: Console, result: Evaluation) -> None:
     table.add_row("accuracy", f"{_measured(measures.accuracy)}, if everything were routed")
     table.add_row("calibration error", _measured(measures.ece))
     table.add_row("escalated", ", ".join(f"{count} {code}" for code, count in result.escalated) or "none")
-    word = "exceeded beyond chance" if result.exceeded_beyond_chance else "not exceeded beyond chance"
+    if not overall.m:
+        word = "nothing was routed, so nothing was tested"
+    else:
+        word = "exceeded beyond chance" if result.exceeded_beyond_chance else "not exceeded beyond chance"
     table.add_row("alpha", word)
     out.print(table, highlight=False)
 
