@@ -86,7 +86,7 @@ def test_dead_letters_are_sent_in_again_and_keep_their_origin(desk: Desk) -> Non
         wait_for(lambda: worker.status()["in_flight"] == 0, "the end")
     first, second = (dict(record.headers) for record in desk.records(dead))
     assert first[ORIGIN_OFFSET] == second[ORIGIN_OFFSET]
-    assert (first[ATTEMPT], second[ATTEMPT]) == (b"1", b"2")
+    assert {first[ATTEMPT], second[ATTEMPT]} == {b"1", b"2"}  # which is read first depends on their partitions
     code, said = command(desk, "audit")
     assert code == 0, said
 

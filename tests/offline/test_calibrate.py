@@ -45,6 +45,7 @@ def with_words(tickets: list[ScoredTicket], word: str, every: int) -> list[Score
 
 
 KEYWORD: dict[str, Any] = {"overrides": [{"kind": "keyword", "name": "lawyers", "any": ["lawyer"]}]}
+PER_TICKET: dict[str, Any] = {"target": "misroutes_per_ticket"}
 STRICT: dict[str, Any] = {"categories": {"access": {"alpha": 0.04}, "travel": {"delta": 0.02}}}
 LOOSE: dict[str, Any] = {"categories": {"billing": {"alpha": 0.2}, "facilities": {"alpha": 0.3}}}
 
@@ -57,9 +58,9 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "stricter demands": (STRICT, 1500, {}),
     "looser demands": (LOOSE, 1500, {}),
     "jointly": (STRICT, 1500, {"joint": True}),
-    "misroutes per ticket": ({"none": True}, 500, {"target": "misroutes_per_ticket"}),
-    "misroutes, everything routes": ({"none": True, "alpha": 0.4}, 500, {"target": "misroutes_per_ticket"}),
-    "misroutes, with a stricter demand": (STRICT, 500, {"target": "misroutes_per_ticket"}),
+    "misroutes per ticket": ({"none": True, **PER_TICKET}, 500, PER_TICKET),
+    "misroutes, everything routes": ({"none": True, "alpha": 0.4, **PER_TICKET}, 500, PER_TICKET),
+    "misroutes, with a stricter demand": ({**STRICT, **PER_TICKET}, 500, PER_TICKET),
     "margin gate": ({}, 600, {"repeated": pairs(1200, 3)}),
     "margin gate, raw": ({}, 600, {"repeated": pairs(1200, 3), "form": "raw_margin"}),
     "frozen thresholds": ({}, 900, {"unlabelled": scored(900, 4, prefix="u")}),

@@ -117,8 +117,9 @@ def test_a_single_bad_certificate_is_seen_among_good_ones(calibrated: Calibratio
 
 
 def test_misroutes_are_counted_per_ticket_of_all_traffic() -> None:
-    result = calibrate(ASKED, scored(300, 1), seed=1, created_at="2026-01-01T00:00:00Z", target="misroutes_per_ticket")
-    found = evaluate(ASKED, result.artefact, scored(600, 2, prefix="e"), seed=1)
+    asked = question(target="misroutes_per_ticket")
+    result = calibrate(asked, scored(300, 1), seed=1, created_at="2026-01-01T00:00:00Z", target="misroutes_per_ticket")
+    found = evaluate(asked, result.artefact, scored(600, 2, prefix="e"), seed=1)
     assert found.overall.risk.value == found.overall.k / 600
     assert found.certificates[0].risk.value == found.overall.k / 600
 

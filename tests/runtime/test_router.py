@@ -169,7 +169,6 @@ async def test_under_escalate_people_get_the_ticket_after_the_stated_wait() -> N
         (RequestRefused("HTTP 400", 400), "engine_refused", 1),
         (TooLong(9000, 4000), "too_long", 1),
         (InvalidAnswer("NaN"), "invalid_answer", 3),
-        (EngineDropped("closed"), "engine_dropped", 2),
     ],
 )
 async def test_a_ticket_that_cannot_be_scored_goes_to_people_with_the_reason(
@@ -181,6 +180,24 @@ async def test_a_ticket_that_cannot_be_scored_goes_to_people_with_the_reason(
     assert len(bench.engine.calls) == asked
     assert bench.changes == []
     assert bench.cache.held == {}
+
+
+async def test_a_ticket_that_ends_the_engine_twice_goes_to_people_alone() -> None:
+    def poison(requests: Sequence[ScoreRequest]) -> None:
+        if any("poison" in r.item for r in requests):
+            raise EngineDropped("closed")
+
+    bench = Bench(ScriptedEngine(poison))
+    assert code(await bench.route("poison")) == "engine_dropped"
+    assert sum("poison" in item for call in bench.engine.calls for item in call) == 2
+    assert code(await bench.route("label 1")) == "certified"
+
+
+async def test_one_death_of_the_engine_is_counted_once_for_a_ticket_on_stale_connections() -> None:
+    """Every pooled connection to a killed server ends without an answer: that says nothing about the ticket."""
+    bench = Bench(failing([EngineDropped("stale")] * 4))
+    assert code(await bench.route()) == "certified"
+    assert bench.changes == [False, True]
 
 
 async def test_a_slow_engine_ends_at_the_tickets_deadline() -> None:

@@ -141,10 +141,12 @@ class Router:
                     raise _GivenUp(reason("invalid_answer", detail=error)) from error
                 retry_after_s = None
             except EngineDropped as error:
-                # Perhaps this ticket ends the engine: it gets one more try, never the engine's whole patience.
+                # Perhaps this ticket ends the engine: it gets one more try, never the engine's whole patience. That
+                # try waits until the engine has proved to be alive, so that one death is not counted twice.
                 dropped += 1
                 if dropped > 1:
                     raise _GivenUp(reason("engine_dropped")) from error
+                await self._pool.suspect()
                 retry_after_s = None
             except EngineUnavailable as error:
                 failures += 1
