@@ -82,6 +82,8 @@ class EnginePool:
         self._sleep = sleep
         self._on_change = on_change
         self._on_call = on_call
+        self.outages = 0
+        """How often all endpoints have been down together."""
         self._up = asyncio.Event()
         self._up.set()
         self._room = asyncio.Condition()
@@ -185,6 +187,7 @@ class EnginePool:
         self._on_change(endpoint.name, False, why)
         if not any(e.up for e in self._endpoints):
             self._up.clear()
+            self.outages += 1
         self._watches[endpoint.name] = asyncio.create_task(self._until_up(endpoint))
 
     async def _until_up(self, endpoint: Endpoint) -> None:

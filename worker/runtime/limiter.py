@@ -59,11 +59,12 @@ def _moved(average: float | None, sample: float, weight: float) -> float:
 class RetryBudget:
     """Retries may be at most a share of first attempts, plus a trickle, so that they never multiply an overload.
 
-    Ten per cent after Google's SRE book ("Handling overload"); the trickle keeps a lone ticket from starving.
+    Ten per cent after Google's SRE book ("Handling overload"); the trickle keeps the tickets of a batch that failed
+    as one from starving: twenty a second are less than one batch.
     """
 
     def __init__(
-        self, clock: Callable[[], float], *, share: float = 0.1, per_second: float = 1.0, most: float = 100.0
+        self, clock: Callable[[], float], *, share: float = 0.1, per_second: float = 20.0, most: float = 100.0
     ) -> None:
         self._clock = clock
         self._share = share

@@ -123,7 +123,7 @@ class Router:
         self._budget.first_attempt()
         while True:
             await self._until_engine_is_up()
-            started = self._clock()
+            started, outages = self._clock(), self._pool.outages
             try:
                 async with asyncio.timeout(left_s) as deadline:
                     return await self._batcher.score(request)
@@ -157,7 +157,10 @@ class Router:
                     continue
                 retry_after_s = error.retry_after_s
             await self._sleep(self._backoff_s(failures + dropped, retry_after_s))
-            while (wait_s := self._budget.wait_s()) and left_s > self._clock() - started:
+            # A retry after an outage is nobody's overload: it neither takes from the budget nor waits for it.
+            while (
+                self._pool.outages == outages and (wait_s := self._budget.wait_s()) and left_s > self._clock() - started
+            ):
                 await self._sleep(min(wait_s, left_s))
             left_s -= self._clock() - started
             if left_s <= 0:
