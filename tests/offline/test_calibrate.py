@@ -212,6 +212,18 @@ def test_together_makes_one_certificate_of_all_but_the_stricter_ones() -> None:
     assert pool.certified
 
 
+def test_a_parent_in_the_category_set_merges_small_categories_before_the_pool() -> None:
+    asked = question()
+    small = ("hardware", "software", "printing", "network")
+    categories = asked.rule_set.categories
+    nested = tuple(c.model_copy(update={"parent": "it"}) if c.id in small else c for c in categories.categories)
+    rules = asked.rule_set.model_copy(update={"categories": categories.model_copy(update={"categories": nested})})
+    told = fitted(dataclasses.replace(asked, rule_set=rules), scored(500, 1)).certificates
+    given = fitted(asked, scored(500, 1), parents=dict.fromkeys(small, "it")).certificates
+    assert [(c.group, c.members, c.n) for c in told] == [(c.group, c.members, c.n) for c in given]
+    assert any(c.basis == "taxonomy" for c in told)
+
+
 def test_joint_certificates_share_delta() -> None:
     result = fitted(question(), scored(2000, 6), joint=True)
     parts = [c for c in result.certificates if c.basis != "excluded"]

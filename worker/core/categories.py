@@ -47,6 +47,9 @@ class Category(Strict):
     description: Line
     label: LabelWord | None = Field(None, description="single-token word; without it one is chosen, see core.labels")
     topic: TopicName | None = Field(None, description="default <set>.<category>")
+    parent: Identifier | None = Field(
+        None, description="a name that related categories share: those with few labels are certified together under it"
+    )
     examples: tuple[Line, ...] = Field((), max_length=64, description="tickets shown in the prompt")
 
 
@@ -79,6 +82,11 @@ class CategorySet(Strict):
     def ids(self) -> tuple[str, ...]:
         """Category ids in label order."""
         return tuple(c.id for c in self.categories)
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """Category id to the node of the taxonomy above it, for those that state one."""
+        return {c.id: c.parent for c in self.categories if c.parent is not None}
 
     @property
     def routable(self) -> tuple[Category, ...]:

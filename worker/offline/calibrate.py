@@ -122,7 +122,9 @@ def calibrate(
     selection = fit_selection if split else select(z, y, seed=seed)
     trained = fits if split else np.ones(len(usable), dtype=np.bool_)
     excluded = _excluded(rule_set, y[trained], "the fit part" if split else "the file")
-    plan = Plan(chosen_alpha, chosen_delta, chosen, joint, target, frozenset(excluded), parents)
+    plan = Plan(
+        chosen_alpha, chosen_delta, chosen, joint, target, frozenset(excluded), parents or rule_set.categories.parents
+    )
 
     gate = _margin_gate(repeated, rule_set, chosen, selection.calibrator)
     opened = Artefact(
