@@ -6,7 +6,7 @@ import csv
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,6 +24,8 @@ CATEGORIES_FILE = "categories.yaml"
 RULES_FILE = "rules.yaml"
 CALIBRATION_FILE = "calibration.json"
 SAMPLES_FILE = "samples/tickets.csv"
+SHOWN = 20
+"""Problems of a file that an error lists."""
 
 
 def load_rule_set(folder: Path) -> RuleSet:
@@ -95,7 +97,7 @@ def load_labelled(path: Path, categories: Collection[str]) -> tuple[Labelled, ..
     known = {*categories, NONE_ID}
     problems: list[str] = []
     found: list[Labelled] = []
-    for line, row in _rows(path):
+    for line, row in rows(path, ("text", "label")):
         text, label = (row.get("text") or "").strip(), (row.get("label") or "").strip()
         if not text:
             problems.append(f"line {line}: no text")
@@ -111,16 +113,23 @@ def load_labelled(path: Path, categories: Collection[str]) -> tuple[Labelled, ..
                 )
             )
     problems += [f"id '{key}' stands {n} times" for key, n in Counter(t.id for t in found).items() if n > 1]
-    if problems:
-        shown = "\n  ".join(problems[:20])
-        more = f"\n  ... and {len(problems) - 20} more" if len(problems) > 20 else ""
-        raise ConfigError(f"{path}: {len(problems)} problems; nothing was used:\n  {shown}{more}")
+    refuse(path, problems)
     if not found:
         raise ConfigError(f"{path}: no labelled tickets in it")
     return tuple(found)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+def refuse(path: Path, problems: Sequence[str]) -> None:
+    """Raises ConfigError that lists the first of these problems, if there are any."""
+    if not problems:
+        return
+    shown = "\n  ".join(problems[:SHOWN])
+    more = f"\n  ... and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    raise ConfigError(f"{path}: {len(problems)} problems; nothing was used:\n  {shown}{more}")
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Rows of a CSV or JSONL file with their line numbers; a CSV must have `columns`. Raises ConfigError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             if path.suffix == ".jsonl":
@@ -136,7 +145,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
                     yield number, {k: "" if v is None else str(v) for k, v in row.items()}
                 return
             reader = csv.DictReader(file, strict=True)
-            missing = {"text", "label"} - set(reader.fieldnames or ())
+            missing = set(columns) - set(reader.fieldnames or ())
             if missing:
                 raise ConfigError(
                     f"{path}: no column {' and no column '.join(sorted(missing))}; "

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 
-from worker.adapters.files import Labelled
+from worker.adapters.files import Labelled, refuse, rows
 from worker.errors import ConfigError
-
-SHOWN = 20
-"""Problems of a file that an error lists."""
 
 
 def load_unlabelled(path: Path) -> tuple[Labelled, ...]:
@@ -24,7 +20,7 @@ def load_unlabelled(path: Path) -> tuple[Labelled, ...]:
     """
     problems: list[str] = []
     found: list[Labelled] = []
-    for line, row in _rows(path, ("text",)):
+    for line, row in rows(path, ("text",)):
         text = _text(row.get("text"))
         if not text:
             problems.append(f"line {line}: no text")
@@ -32,7 +28,7 @@ def load_unlabelled(path: Path) -> tuple[Labelled, ...]:
         language = _text(row.get("language")) or _text(row.get("lang")) or None
         found.append(Labelled(_text(row.get("id")) or f"row-{line}", text, label="", language=language))
     problems += [f"id '{key}' stands {n} times" for key, n in Counter(t.id for t in found).items() if n > 1]
-    _refuse(path, problems)
+    refuse(path, problems)
     if not found:
         raise ConfigError(f"{path}: no tickets in it")
     return tuple(found)
@@ -56,13 +52,13 @@ def load_shares(path: Path) -> dict[str, float]:
             problems.append(f"{place}: '{category}' stands twice")
         else:
             shares[category] = share
-    _refuse(path, problems)
+    refuse(path, problems)
     return shares
 
 
 def _shares(path: Path) -> Iterator[tuple[str, str, object]]:
     if path.suffix != ".json":
-        for line, row in _rows(path, ("category", "share")):
+        for line, row in rows(path, ("category", "share")):
             yield f"line {line}", _text(row.get("category")), row.get("share")
         return
     try:
@@ -77,43 +73,5 @@ def _shares(path: Path) -> Iterator[tuple[str, str, object]]:
         yield f"'{category}'", category, value
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Rows with their line numbers; `columns` must be there. Raises ConfigError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            if path.suffix == ".jsonl":
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield number, _object(path, number, line)
-                return
-            reader = csv.DictReader(file, strict=True)
-            if missing := set(columns) - set(reader.fieldnames or ()):
-                raise ConfigError(f"{path}: no column {' and no column '.join(sorted(missing))}")
-            for row in reader:
-                yield reader.line_num, row
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: not a UTF-8 CSV or JSONL file: {error}") from error
-
-
-def _object(path: Path, number: int, line: str) -> Mapping[str, object]:
-    try:
-        row = orjson.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{path}:{number}: not JSON") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{path}:{number}: not a JSON object")
-    return row
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value).strip()
-
-
-def _refuse(path: Path, problems: list[str]) -> None:
-    if not problems:
-        return
-    more = [f"... and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN)
-    listed = "\n  ".join([*problems[:SHOWN], *more])
-    raise ConfigError(f"{path}: {len(problems)} problems; nothing was used:\n  {listed}")
