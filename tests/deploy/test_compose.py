@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ WORKERS = ["worker", "worker-cpu"]
 ENV_EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 
-ONE_SHOT = "topics"
+TOPICS = "topics"
+ONE_SHOTS = [TOPICS, "samples"]
+WITHOUT_A_PROGRAM_TO_ASK = "otel-collector"
 INTERPOLATED = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -111,7 +115,7 @@ def test_each_workers_environment_makes_valid_settings(
     assert settings.engine == {"worker": "sglang", "worker-cpu": "llama_cpp"}[name]
 
 
-@pytest.mark.parametrize("name", [*WORKERS, ONE_SHOT])
+@pytest.mark.parametrize("name", [*WORKERS, *ONE_SHOTS])
 def test_every_command_is_one_that_the_program_has(name: str) -> None:
     import typer.main
 
@@ -123,7 +127,7 @@ def test_every_command_is_one_that_the_program_has(name: str) -> None:
     assert {argument for argument in arguments if argument.startswith("--")} <= known
 
 
-@pytest.mark.parametrize("name", sorted(set(SERVICES) - {ONE_SHOT}))
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - {*ONE_SHOTS, WITHOUT_A_PROGRAM_TO_ASK}))
 def test_every_lasting_service_has_a_health_check_and_comes_back(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
     assert check["test"][0] == "CMD"
@@ -134,11 +138,78 @@ def test_every_lasting_service_has_a_health_check_and_comes_back(name: str) -> N
 @pytest.mark.parametrize("name", WORKERS)
 def test_the_workers_start_after_what_they_need(name: str) -> None:
     needs = {key: value["condition"] for key, value in SERVICES[name]["depends_on"].items()}
-    assert needs.pop(ONE_SHOT) == "service_completed_successfully"
+    assert needs.pop(TOPICS) == "service_completed_successfully"
     assert needs.pop("redis") == "service_healthy"
     # Never `service_healthy` for the engine: the worker waits for it by itself, and a long download is no failure.
     assert needs == ({"sglang": "service_started"} if name == "worker" else {})
-    assert SERVICES[ONE_SHOT]["depends_on"]["kafka"]["condition"] == "service_healthy"
+    assert SERVICES[TOPICS]["depends_on"]["kafka"]["condition"] == "service_healthy"
+
+
+def test_nothing_waits_for_what_has_no_health_check_to_be_healthy() -> None:
+    for name, service in SERVICES.items():
+        for needed, how in service.get("depends_on", {}).items():
+            checked = "test" in SERVICES[needed].get("healthcheck", {})
+            assert how["condition"] != "service_healthy" or checked, f"{name} waits for {needed}"
+
+
+def test_both_profiles_hold_the_whole_system() -> None:
+    always = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert always == {"kafka", "redis", "topics", "otel-collector", "prometheus", "grafana"}
+    chosen = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert chosen == {"worker": ["gpu"], "sglang": ["gpu"], "worker-cpu": ["cpu"], "samples": ["samples"]}
+
+
+def test_prometheus_finds_the_workers_of_both_profiles() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "ticket-router"]
+    (found,) = job["dns_sd_configs"]
+    assert sorted(found["names"]) == sorted(WORKERS)
+    assert {str(found["port"])} == {SERVICES[name]["environment"]["ROUTER_HTTP_PORT"] for name in WORKERS}
+
+
+def test_workers_send_their_traces_where_the_collector_listens() -> None:
+    config = yaml.safe_load((ROOT / "deploy/otel/collector.yaml").read_text(encoding="utf-8"))
+    port = config["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rpartition(":")[2]
+    used = {
+        part for pipeline in config["service"]["pipelines"].values() for parts in pipeline.values() for part in parts
+    }
+    assert used == {*config["receivers"], *config["processors"], *config["exporters"]}
+    for name in WORKERS:
+        assert SERVICES[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://otel-collector:{port}"
+
+
+def test_everything_that_is_mounted_is_in_the_repository_or_a_volume() -> None:
+    for name, service in SERVICES.items():
+        for mount in service.get("volumes", ()):
+            source = mount.split(":")[0]
+            assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], name
+
+
+def test_no_secret_is_written_down() -> None:
+    for service in SERVICES.values():
+        for key, value in service.get("environment", {}).items():
+            if re.search("SECRET|PASSWORD|KEY", key):
+                assert value.startswith("${") or key.endswith("__FILE"), key
+    asked = {secret["environment"] for secret in COMPOSE["secrets"].values()}
+    assert asked <= example_names()
+    assert {name for service in SERVICES.values() for name in service.get("secrets", ())} == set(COMPOSE["secrets"])
+
+
+def test_the_samples_that_are_sent_in_are_there() -> None:
+    command = SERVICES["samples"]["command"]
+    path = command[command.index("--tickets") + 1].replace("${RULE_SET:-helpdesk}", "helpdesk")
+    assert (ROOT / "routing_rules" / path.removeprefix("/rules/")).is_file()
+    assert SERVICES["samples"]["depends_on"] == {TOPICS: {"condition": "service_completed_successfully"}}
+
+
+def test_the_dockerfile_has_nothing_that_hadolint_would_change() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    if not hadolint.is_file():
+        pytest.skip("hadolint is packaged for x86-64 only")
+    ended = subprocess.run(
+        [hadolint, ROOT / "deploy/Dockerfile"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("name", WORKERS)
@@ -157,7 +228,7 @@ def test_no_profile_misses_a_service_that_it_depends_on() -> None:
             assert not profiles or profiles >= set(service.get("profiles", ())), f"{name} needs {needed}"
 
 
-@pytest.mark.parametrize("name", [*WORKERS, ONE_SHOT])
+@pytest.mark.parametrize("name", [*WORKERS, *ONE_SHOTS])
 def test_the_worker_runs_without_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
@@ -167,7 +238,7 @@ def test_the_worker_runs_without_privileges(name: str) -> None:
     assert "user" not in service
 
 
-@pytest.mark.parametrize("name", [*WORKERS, ONE_SHOT])
+@pytest.mark.parametrize("name", [*WORKERS, *ONE_SHOTS])
 def test_images_are_built_from_this_repository(name: str) -> None:
     build = SERVICES[name]["build"]
     assert (ROOT / build["context"] / build["dockerfile"]).is_file()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from worker.telemetry.histograms import exporter_with_histograms
 from worker.telemetry.metrics import Metrics
 from worker.telemetry.names import METRICS, Metric
 from worker.telemetry.traces import NoTracing, SampledTracing, Sampling, Tracing
@@ -119,26 +120,23 @@ def _spans(
 
 
 def _metrics(environ: Mapping[str, str], metrics: Metrics, resource: Mapping[str, str]) -> MeterProvider:
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
 
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter(timeout=_timeout_s(environ, "METRICS")))
+    reader = PeriodicExportingMetricReader(exporter_with_histograms(metrics, _timeout_s(environ, "METRICS")))
     provider = MeterProvider([reader], Resource.create(dict(resource)), shutdown_on_exit=False)
     bridge(metrics, provider.get_meter(SCOPE))
     return provider
 
 
 def bridge(metrics: Metrics, meter: Meter) -> None:
-    """Has OpenTelemetry read the counts when it exports, which costs nothing when they are counted."""
+    """Has OpenTelemetry read the counts when it exports, which costs nothing when they are counted. Not histograms."""
     for metric in METRICS:
         if metric.kind == "counter":
             meter.create_observable_counter(metric.name, [_reader(metrics, metric)], metric.unit, metric.description)
         elif metric.kind == "gauge":
             meter.create_observable_gauge(metric.name, [_reader(metrics, metric)], metric.unit, metric.description)
-        else:
-            metrics.forward(metric, meter.create_histogram(metric.name, metric.unit, metric.description).record)
 
 
 def _reader(metrics: Metrics, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:

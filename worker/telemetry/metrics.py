@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from worker.telemetry.names import METRICS, Metric, prometheus_name
-
-BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 Labels = tuple[str, ...]
 
@@ -22,17 +20,18 @@ class Sample(NamedTuple):
 
 
 class Histogram:
-    """How many durations ended up to each bound of BUCKETS_S, and their sum."""
+    """How many values lie in each bucket, the last being past all bounds, and their sum."""
 
-    __slots__ = ("counts", "sum_s")
+    __slots__ = ("buckets", "counts", "sum")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS_S) + 1)
-        self.sum_s = 0.0
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self.buckets = buckets
+        self.counts = [0] * (len(buckets) + 1)
+        self.sum = 0.0
 
-    def record(self, seconds: float) -> None:
-        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
-        self.sum_s += seconds
+    def record(self, value: float) -> None:
+        self.counts[bisect_left(self.buckets, value)] += 1
+        self.sum += value
 
 
 class Metrics:
@@ -43,22 +42,21 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[Metric, dict[Labels, float]] = {metric: {} for metric in METRICS if metric.kind == "counter"}
-        self.histograms: dict[Metric, Histogram] = {m: Histogram() for m in METRICS if m.kind == "histogram"}
+        # Those without labels begin at 0: an increase can be told only from something that was there before.
+        self._counts: dict[Metric, dict[Labels, float]] = {
+            metric: {} if metric.labels else {(): 0.0} for metric in METRICS if metric.kind == "counter"
+        }
+        self.histograms: dict[Metric, Histogram] = {m: Histogram(m.buckets) for m in METRICS if m.kind == "histogram"}
         self._watched: dict[tuple[Metric, Labels], Callable[[], float | None]] = {}
-        self._recorders: dict[Metric, Callable[[float], None]] = {}
 
     def add(self, metric: Metric, *labels: str, by: float = 1) -> None:
         """Counts up; one label value for each of `metric.labels`."""
         counts = self._counts[metric]
         counts[labels] = counts.get(labels, 0) + by
 
-    def observe(self, metric: Metric, seconds: float) -> None:
-        """Adds one duration to a histogram."""
-        self.histograms[metric].record(seconds)
-        recorder = self._recorders.get(metric)
-        if recorder is not None:
-            recorder(seconds)
+    def observe(self, metric: Metric, value: float) -> None:
+        """Adds one value, in the metric's unit, to a histogram."""
+        self.histograms[metric].record(value)
 
     def watch(self, metric: Metric, read: Callable[[], float | None], *labels: str) -> None:
         """Has a gauge, or a counter that somebody else keeps, read whenever metrics are. None leaves it out.
@@ -66,10 +64,8 @@ class Metrics:
         `read` is called on any thread and must neither block nor raise.
         """
         self._watched[metric, labels] = read
-
-    def forward(self, metric: Metric, record: Callable[[float], None]) -> None:
-        """Passes every duration on as well."""
-        self._recorders[metric] = record
+        if metric in self._counts:
+            self._counts[metric].pop(labels, None)
 
     def samples(self, metric: Metric) -> Iterator[Sample]:
         """The values of one counter or gauge now."""
@@ -93,10 +89,10 @@ class Metrics:
         if metric.kind == "histogram":
             histogram = self.histograms[metric]
             total = 0
-            for bound, count in zip((*BUCKETS_S, "+Inf"), list(histogram.counts), strict=True):
+            for bound, count in zip((*histogram.buckets, "+Inf"), list(histogram.counts), strict=True):
                 total += count
                 yield f'{name}_bucket{{le="{bound}"}} {total}\n'
-            yield f"{name}_sum {histogram.sum_s:.17g}\n{name}_count {total}\n"
+            yield f"{name}_sum {histogram.sum:.17g}\n{name}_count {total}\n"
 
 
 def _named(metric: Metric, labels: Labels) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,7 @@ class Event(StrEnum):
     STARTING = "worker.starting"
     WAITING = "worker.waiting"
     STARTED = "worker.started"
+    LISTENING = "http.listening"
     STOPPING = "worker.stopping"
     STOPPED = "worker.stopped"
     UNCALIBRATED = "worker.uncalibrated"
@@ -25,8 +26,13 @@ class Event(StrEnum):
     SETTLING_FAILED = "settling.failed"
     ENGINE_UP = "engine.up"
     ENGINE_DOWN = "engine.down"
+    ENGINE_ROWS_MIXED_UP = "engine.rows_mixed_up"
+    ENGINE_ROWS_IN_ORDER = "engine.rows_in_order"
+    ENGINE_ROWS_UNWATCHED = "engine.rows_unwatched"
     BROKER_TROUBLE = "broker.trouble"
     BROKER_RECOVERED = "broker.recovered"
+    STANDSTILL = "worker.standstill"
+    MOVING_AGAIN = "worker.moving_again"
     CACHE_TROUBLE = "cache.trouble"
     LIBRARY = "library.message"
     LOG_LINES_DROPPED = "log.lines_dropped"
@@ -56,20 +62,30 @@ class Attribute:
     OUTCOME: Final = "outcome"
     PARTITION: Final = "partition"
     PARTITIONS: Final = "partitions"
+    PORT: Final = "port"
     REASON: Final = "reason"
+    ROUTE: Final = "route"
     RULE_SET: Final = "rule_set"
     SCORE_MS: Final = "score_ms"
+    STATUS: Final = "status"
     TEXT: Final = "text"
     """Only with ROUTER_LOG_TICKET_TEXT."""
     TOPIC: Final = "topic"
     TOTAL_MS: Final = "total_ms"
     TRACE: Final = "trace"
+    VERSION: Final = "version"
+    WHAT: Final = "what"
 
 
 class SpanName(StrEnum):
     """One span for a sampled ticket, from being taken in to being decided."""
 
     TICKET = "ticket"
+
+
+BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BUCKETS_SHARE: Final = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+"""For shares and probabilities: close together near 1, where the thresholds are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +97,8 @@ class Metric:
     unit: str
     description: str
     labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = BUCKETS_S
+    """Upper bounds, included, of a histogram."""
 
 
 DECISIONS: Final = Metric(
@@ -120,6 +138,13 @@ CACHE_FAILURES: Final = Metric(
 ENGINE_REQUESTS: Final = Metric(
     "ticket_router.engine.requests", "counter", "{request}", "Requests to the engine", (Attribute.OUTCOME,)
 )
+ENGINE_ROW_CHECKS: Final = Metric(
+    "ticket_router.engine.row_checks",
+    "counter",
+    "{answer}",
+    "Answers that held tickets with known scores: in_order, or mixed_up, where a row was another ticket's",
+    (Attribute.ENDPOINT, Attribute.OUTCOME),
+)
 ENGINE_LATENCY: Final = Metric("ticket_router.engine.latency", "histogram", "s", "Time for one request to the engine")
 TICKET_LATENCY: Final = Metric(
     "ticket_router.ticket.latency", "histogram", "s", "Time from being taken in to being decided"
@@ -131,10 +156,76 @@ SETTLED: Final = Metric("ticket_router.settled", "counter", "{ticket}", "Tickets
 SETTLE_FAILURES: Final = Metric(
     "ticket_router.settle.failures", "counter", "{settlement}", "Settlements that had to be offered again"
 )
+STANDSTILLS: Final = Metric(
+    "ticket_router.standstills",
+    "gauge",
+    "{standstill}",
+    "What should move and does not: partitions (intake, scoring, settling), the client, the assignment",
+    (Attribute.WHAT,),
+)
 IN_FLIGHT: Final = Metric("ticket_router.in_flight", "gauge", "{ticket}", "Tickets taken in and not yet settled")
 IN_FLIGHT_BYTES: Final = Metric("ticket_router.in_flight.bytes", "gauge", "By", "Bytes of tickets in flight")
+OLDEST_AGE: Final = Metric(
+    "ticket_router.oldest_ticket.age",
+    "gauge",
+    "s",
+    "Time since the oldest ticket in flight was written, by its message's timestamp; 0 where none is in flight",
+)
+PARTITIONS: Final = Metric("ticket_router.partitions", "gauge", "{partition}", "Partitions assigned to this worker")
 LAG: Final = Metric("ticket_router.lag", "gauge", "{message}", "Messages behind the end of the assigned partitions")
 ENGINE_UP: Final = Metric("ticket_router.engine.up", "gauge", "1", "1 while an engine takes requests, else 0")
+ENGINE_ENDPOINT_UP: Final = Metric(
+    "ticket_router.engine.endpoint_up",
+    "gauge",
+    "1",
+    "0 while the breaker of this endpoint is open, else 1",
+    (Attribute.ENDPOINT,),
+)
+PROBABILITY: Final = Metric(
+    "ticket_router.probability",
+    "histogram",
+    "1",
+    "Calibrated probability that the category of a decision is right, of the decisions that state one",
+    buckets=BUCKETS_SHARE,
+)
+LABEL_MASS: Final = Metric(
+    "ticket_router.label_mass",
+    "histogram",
+    "1",
+    "Total probability of all labels as the next token, of each scored ticket",
+    buckets=BUCKETS_SHARE,
+)
+CALIBRATION_IN_FORCE: Final = Metric(
+    "ticket_router.calibration.in_force",
+    "gauge",
+    "1",
+    "1 while a calibration is in force, so that tickets can route; else 0, with the reason",
+    (Attribute.REASON,),
+)
+CERTIFIED: Final = Metric(
+    "ticket_router.certified",
+    "gauge",
+    "1",
+    "1 for a category that can be routed to under the certificates in force, else 0",
+    (Attribute.CATEGORY,),
+)
+INFO: Final = Metric(
+    "ticket_router.info",
+    "gauge",
+    "1",
+    "1, labelled with what this worker runs: rule set, its version, and the digest of the calibration in force",
+    (Attribute.RULE_SET, Attribute.VERSION, Attribute.CALIBRATION),
+)
+HTTP_REQUESTS: Final = Metric(
+    "ticket_router.http.requests",
+    "counter",
+    "{request}",
+    "Requests to `ticket-router serve`, by path and by the status of their answer",
+    (Attribute.ROUTE, Attribute.STATUS),
+)
+HTTP_IN_FLIGHT: Final = Metric(
+    "ticket_router.http.in_flight", "gauge", "{request}", "Requests that `ticket-router serve` is answering"
+)
 LOG_LINES_DROPPED: Final = Metric(
     "ticket_router.log.lines_dropped", "counter", "{line}", "Log lines given up because their sink was full or broken"
 )
@@ -147,15 +238,27 @@ METRICS: Final = (
     CACHE_LOOKUPS,
     CACHE_FAILURES,
     ENGINE_REQUESTS,
+    ENGINE_ROW_CHECKS,
     ENGINE_LATENCY,
     TICKET_LATENCY,
+    PROBABILITY,
+    LABEL_MASS,
     SETTLE_LATENCY,
     SETTLED,
     SETTLE_FAILURES,
+    STANDSTILLS,
     IN_FLIGHT,
     IN_FLIGHT_BYTES,
+    OLDEST_AGE,
+    PARTITIONS,
     LAG,
     ENGINE_UP,
+    ENGINE_ENDPOINT_UP,
+    CALIBRATION_IN_FORCE,
+    CERTIFIED,
+    INFO,
+    HTTP_REQUESTS,
+    HTTP_IN_FLIGHT,
     LOG_LINES_DROPPED,
 )
 
