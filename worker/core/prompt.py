@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.core.categories import CategorySet
 from worker.core.digest import fingerprint
+from worker.core.normalise import canonical
 
 PROMPT_VERSION = "prompt/1"
 """Part of the prompt's fingerprint; raised when the layout below changes."""
@@ -36,28 +37,42 @@ def build_prompt(categories: CategorySet, words: Sequence[str], *, legend: bool)
     """The prompt that asks for one of `words` (in category order).
 
     `legend` lists what each word stands for; letters mean nothing without it, and a chat model is told it anyway.
+    Chat turns are those of the prompt style; `bos` is left to the engine (core.turns.fit_turns).
     """
     style = categories.prompt
-    lines = [style.instruction]
-    if legend or style.style == "chat":
-        lines += [f"{word}: {c.name} ({c.description})" for word, c in zip(words, categories.categories, strict=True)]
-    shots = list(_interleaved(categories, words))
+    parts = prompt_parts(categories, words, legend=legend)
+    opening = "\n".join(part for name, part in parts.items() if part and name != "examples")
     if style.style == "base":
-        shown = "".join(f"{style.ticket_heading} {text}\n{style.answer_cue} {word}\n\n" for text, word in shots)
-        return Prompt(prefix="\n".join(lines) + f"\n\n{shown}{style.ticket_heading}", suffix=f"\n{style.answer_cue}")
-    lines.append(f"Answer with one of these words only: {', '.join(words)}.")
-    think = "<think>\n\n</think>\n\n" if style.chat_template == "chatml_no_thinking" else ""
-    answer = f"<|im_end|>\n<|im_start|>assistant\n{think}{style.answer_cue}"
-    user = f"<|im_start|>user\n{style.ticket_heading}"
-    shown = "".join(f"{user} {text}{answer} {word}<|im_end|>\n" for text, word in shots)
-    system = "<|im_start|>system\n" + "\n".join(lines) + "<|im_end|>\n"
-    return Prompt(prefix=f"{system}{shown}{user}", suffix=answer)
+        prefix = f"{opening}\n\n{parts['examples']}{style.ticket_heading}"
+        return Prompt(prefix=prefix, suffix=f"\n{style.answer_cue}")
+    turns = style.chat_turns
+    prefix = f"{turns.start}{opening}{turns.system_user}{parts['examples']}{style.ticket_heading}"
+    return Prompt(prefix=prefix, suffix=f"{turns.answer}{style.answer_cue}")
+
+
+def prompt_parts(categories: CategorySet, words: Sequence[str], *, legend: bool) -> Mapping[str, str]:
+    """What the people who wrote the rule set put into the prefix, by name, in order of its place."""
+    style = categories.prompt
+    chat = style.style == "chat"
+    named = zip(words, categories.categories, strict=True)
+    listed = [f"{word}: {c.name} ({c.description})" for word, c in named] if legend or chat else []
+    choice = f"Answer with one of these words only: {', '.join(words)}." if chat else ""
+    turns = style.chat_turns
+    ask, close = (turns.user_assistant, turns.assistant_user) if chat else ("\n", "\n\n")
+    examples = "".join(
+        f"{style.ticket_heading} {text}{ask}{style.answer_cue} {word}{close}"
+        for text, word in _interleaved(categories, words)
+    )
+    return {"instruction": style.instruction, "legend": "\n".join(listed), "choice": choice, "examples": examples}
 
 
 def _interleaved(categories: CategorySet, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Examples in rounds over the categories, so that none of them owns the end of the prompt."""
+    """Examples in rounds over the categories, so that none of them owns the end of the prompt.
+
+    They are canonical, as tickets are: one that was copied from a ticket must not write a turn either.
+    """
     longest = max(len(c.examples) for c in categories.categories)
     for turn in range(longest):
         for word, category in zip(words, categories.categories, strict=True):
             if turn < len(category.examples):
-                yield category.examples[turn], word
+                yield canonical(category.examples[turn]), word
