@@ -32,7 +32,7 @@ from worker import console, serving
 from worker.core.envelope import envelope_json_schema
 from worker.errors import ConfigError, RouterError
 from worker.offline.replay import Selection
-from worker.settings import Settings, load_settings
+from worker.settings import EngineName, Settings, load_settings
 
 app = typer.Typer(
     name="ticket-router",
@@ -43,6 +43,8 @@ app = typer.Typer(
 )
 benchmark = typer.Typer(help="Measure what this software promises.", no_args_is_help=True)
 app.add_typer(benchmark, name="benchmark")
+prompt = typer.Typer(help="Look at what the model is asked.", no_args_is_help=True)
+app.add_typer(prompt, name="prompt")
 out = Console()
 err = Console(stderr=True)
 
@@ -53,6 +55,10 @@ Rules = Annotated[Path, typer.Option("--rules", help="Folder of a rule set.", sh
 LabelledFile = Annotated[
     Path | None, typer.Option("--labelled", help="CSV or JSONL with text and label; default: the set's own samples.")
 ]
+FurtherQuestion = Annotated[
+    str | None,
+    typer.Option("--question", help="Id of a further question (questions.yaml) in place of the set's own."),
+]
 Part = Annotated[
     Literal["all", "calibration", "demo"],
     typer.Option(help="Which part of the file: samples are split by a hash of their id."),
@@ -62,7 +68,7 @@ UnlabelledFile = Annotated[
 ]
 Scores = Annotated[Path, typer.Option("--scores", help="JSONL journal of scores: a second run goes on from it.")]
 JOURNAL = Path("build/scores.jsonl")
-Engine = Annotated[Literal["sglang", "llama_cpp"] | None, typer.Option("--engine", help="In place of ROUTER_ENGINE.")]
+Engine = Annotated[EngineName | None, typer.Option("--engine", help="In place of ROUTER_ENGINE.")]
 WhatIf = Annotated[float | None, typer.Option(min=0.0001, max=0.5, help="What if? Nothing is written.")]
 FORMS = {"raw": "raw_margin", "split": "max_probability"}
 TARGETS = {"error-among-routed": "error_among_routed", "misroutes-per-ticket": "misroutes_per_ticket"}
@@ -148,7 +154,7 @@ def _bar(progress: Progress, label: str) -> Callable[[int, int], None]:
     return move
 
 
-def _settings(engine: Literal["sglang", "llama_cpp"] | None = None) -> Settings:
+def _settings(engine: EngineName | None = None) -> Settings:
     settings = load_settings()
     return settings if engine is None else settings.model_copy(update={"engine": engine})
 
@@ -158,6 +164,13 @@ def run(rules: Rules) -> None:
     """Run the worker until SIGTERM, against what ROUTER_* names."""
     settings = load_settings()
     asyncio.run(serving.serve(settings, rules, serving.set_up_telemetry(settings)))
+
+
+@app.command()
+def serve(rules: Rules) -> None:
+    """Answer over HTTP until SIGTERM: tickets on POST /v1/decide, typed questions on POST /v1/systemone."""
+    settings = load_settings()
+    asyncio.run(serving.serve_http(settings, rules, serving.set_up_telemetry(settings)))
 
 
 @app.command()
@@ -171,6 +184,28 @@ def check(rules: Rules) -> None:
         raise typer.Exit(1)
 
 
+@prompt.command("show")
+def prompt_show(
+    rules: Rules,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Of the ticket; default: the first example.", show_default=False)
+    ] = None,
+    engine: Engine = None,
+) -> None:
+    """Print what is sent, token by token, where the ticket stands, where the label is read, and every fingerprint."""
+    settings = _settings(engine)
+    serving.set_up_telemetry(settings, quiet=True)
+    console.print_prompt(out, asyncio.run(serving.prompt_view(settings, rules, text)))
+
+
+@prompt.command("turns")
+def prompt_turns(
+    file: Annotated[Path, typer.Argument(help="tokenizer_config.json or chat_template.jinja of a model.")],
+) -> None:
+    """Print a chat template as `turns` for categories.yaml, so that the worker needs no Jinja."""
+    sys.stdout.write(console.turns_yaml(serving.turns(file)))
+
+
 @app.command()
 def topics(
     rules: Rules,
@@ -182,6 +217,17 @@ def topics(
 ) -> None:
     """List the topics of a rule set, or create them."""
     console.print_topics(out, serving.topics(load_settings(), rules, create, partitions, replication))
+
+
+@app.command()
+def send(
+    rules: Rules,
+    tickets: Annotated[Path, typer.Option("--tickets", help="CSV or JSONL with text, and id where there is one.")],
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only so many.")] = None,
+) -> None:
+    """Put the tickets of a file on the input topic; their labels are left out."""
+    topic, count = serving.send(load_settings(), rules, tickets, limit)
+    out.print(f"{count} tickets sent to {topic}", markup=False, highlight=False)
 
 
 @app.command()
@@ -229,6 +275,7 @@ def schema() -> None:
 @app.command()
 def calibrate(
     rules: Rules,
+    question: FurtherQuestion = None,
     labelled: LabelledFile = None,
     part: Part = "all",
     unlabelled: UnlabelledFile = None,
@@ -267,8 +314,8 @@ def calibrate(
     settings, study = _settings(engine), studies()
     serving.set_up_telemetry(settings, quiet=True)
     if history_shares is not None:
-        if unlabelled is None or labelled is not None:
-            raise ConfigError("--history-shares goes with --unlabelled, and without --labelled")
+        if unlabelled is None or labelled is not None or question is not None:
+            raise ConfigError("--history-shares goes with --unlabelled, and without --labelled and --question")
         with bars() as progress:
             start = partial(_bar, progress)
             matching = study.history_command(settings, rules, history_shares, unlabelled, write, scores, start)
@@ -287,19 +334,20 @@ def calibrate(
     )
     with bars() as progress:
         start = partial(_bar, progress)
-        work = study.calibrate_command(settings, rules, labelled, part, unlabelled, options, scores, start)
+        work = study.calibrate_command(settings, rules, labelled, part, unlabelled, options, scores, start, question)
         done = asyncio.run(work)
     console.print_calibration(out, done.result)
     out.print(f"report: {study.write_calibration_report(done, report)}", highlight=False)
     if options.what_if and not write:
         out.print("what if only: nothing was written to the rule set (add --write)", highlight=False)
     else:
-        out.print(f"written: {study.write_artefact(done.result.artefact, rules)}", highlight=False)
+        out.print(f"written: {study.write_artefact(done.result.artefact, rules, question)}", highlight=False)
 
 
 @app.command()
 def evaluate(
     rules: Rules,
+    question: FurtherQuestion = None,
     labelled: LabelledFile = None,
     part: Part = "all",
     fail_over: Annotated[
@@ -316,7 +364,8 @@ def evaluate(
     serving.set_up_telemetry(settings, quiet=True)
     with bars() as progress:
         start = partial(_bar, progress)
-        result = asyncio.run(study.evaluate_command(settings, rules, labelled, part, scores, start))
+        work = study.evaluate_command(settings, rules, labelled, part, scores, start, question)
+        result = asyncio.run(work)
     console.print_evaluation(out, result)
     out.print(f"report: {study.write_evaluation_report(result, report)}", highlight=False)
     if fail_over and result.exceeded_beyond_chance:
@@ -326,6 +375,7 @@ def evaluate(
 @app.command()
 def selftest(
     rules: Rules,
+    question: FurtherQuestion = None,
     labelled: LabelledFile = None,
     unlabelled: Annotated[
         Path | None, typer.Option("--unlabelled", help="CSV or JSONL with text, in place of labelled tickets.")
@@ -342,7 +392,7 @@ def selftest(
     serving.set_up_telemetry(settings, quiet=True)
     with bars() as progress:
         start = partial(_bar, progress)
-        work = study.selftest_command(settings, rules, labelled, unlabelled, repeat, orders, start)
+        work = study.selftest_command(settings, rules, labelled, unlabelled, repeat, orders, start, question)
         result = asyncio.run(work)
     console.print_selftest(out, result)
     out.print(f"report: {study.write_selftest_report(result, report)}", highlight=False)
@@ -373,6 +423,38 @@ def calibration(
     with bars() as progress:
         rows = study.certifying_times(tickets, categories, _bar(progress, "certifying"))
     console.print_certifying_times(out, rows, study.machine(), study.today())
+
+
+@benchmark.command()
+def writing(
+    rules: Rules,
+    labelled: LabelledFile = None,
+    part: Part = "demo",
+    tickets: Annotated[int, typer.Option(min=1, max=10_000, help="Labelled tickets, one after the other.")] = 30,
+    engine: Engine = None,
+) -> None:
+    """The same model scores, and writes its answer (a word, JSON, after thinking): how often is each right?"""
+    settings, study = _settings(engine), studies()
+    serving.set_up_telemetry(settings, quiet=True)
+    with bars() as progress:
+        work = study.writing_command(settings, rules, labelled, part, tickets, partial(_bar, progress))
+        rows = asyncio.run(work)
+    console.print_writing(out, rows, study.machine(), study.today())
+
+
+@benchmark.command()
+def questions(
+    rules: Rules,
+    tickets: Annotated[int, typer.Option(min=1, max=1000, help="Of the set's samples.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Over the same tickets; the median counts.")] = 3,
+    engine: Engine = None,
+) -> None:
+    """What a ticket takes with one question, two, three and so on: the cost of each that is added."""
+    settings, study = _settings(engine), studies()
+    serving.set_up_telemetry(settings, quiet=True)
+    with bars() as progress:
+        costs = asyncio.run(study.question_costs(settings, rules, tickets, rounds, partial(_bar, progress)))
+    console.print_question_costs(out, costs, study.machine(), study.today())
 
 
 @app.command()

@@ -4,22 +4,26 @@ RouterError
 ├── ConfigError              stop; a person has to change something
 │   ├── RuleSetError           ... in a rule set, at a file and line
 │   ├── ArtefactError          ... in a calibration artefact
+│   ├── PromptError            ... in the prompt: a chat template, or no room for a ticket
 │   └── LabelError             ... in the labels, which are listed
 ├── InvalidTicket            dead-letter these bytes, once
+├── InvalidQuestions         tell the client which parts of its request are wrong; nothing was asked
 ├── TooLong                  the ticket goes to people: it does not fit the model
 ├── EngineError
 │   ├── EngineUnavailable      ask again later: nothing is wrong with the request
 │   ├── EngineDropped          the connection ended without an answer: perhaps this request's own doing
 │   ├── RequestRefused         never again: the engine understood and said no
 │   └── InvalidAnswer          never believe any part of this answer
-└── StreamError
-    ├── StreamRetriable        settle the same again later
-    └── StreamFatal            end the process; the group gives the partitions to another worker
+├── StreamError
+│   ├── StreamRetriable        settle the same again later
+│   └── StreamFatal            end the process; the group gives the partitions to another worker
+└── TooManyDeadLetters       end the process, settle nothing more; a person has to look at rules and topic
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class RouterError(Exception):
@@ -46,11 +50,19 @@ class ArtefactError(ConfigError):
     """A calibration artefact that cannot be read or was altered."""
 
 
+class PromptError(ConfigError):
+    """A prompt that cannot be put to this model: its chat template is another's, or no room is left for a ticket."""
+
+
 class LabelError(ConfigError):
     """Labels that are not distinct single tokens behind the prompt."""
 
+    SHOWN = 20
+
     def __init__(self, problem: str, offenders: Sequence[str]) -> None:
-        super().__init__(f"{problem}: {', '.join(offenders)}")
+        more = f" and {len(offenders) - self.SHOWN} more" if len(offenders) > self.SHOWN else ""
+        super().__init__(f"{problem}: {', '.join(offenders[: self.SHOWN])}{more}")
+        self.problem = problem
         self.offenders = tuple(offenders)
 
 
@@ -61,6 +73,24 @@ class InvalidTicket(RouterError):
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with one part of a request. `where` begins with `body`; the message says what to do, and quotes
+    nothing of what was sent."""
+
+    where: tuple[str | int, ...]
+    message: str
+    code: str
+
+
+class InvalidQuestions(RouterError):
+    """A request over HTTP whose questions cannot be asked. Its own text holds codes only, no words of the client."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(", ".join(problem.code for problem in problems))
+        self.problems = tuple(problems)
 
 
 class TooLong(RouterError):
@@ -113,3 +143,7 @@ class StreamRetriable(StreamError):
 
 class StreamFatal(StreamError):
     """This stream can do nothing more."""
+
+
+class TooManyDeadLetters(RouterError):
+    """Most of what comes in is no ticket to this worker: likelier a mistake in its rules than in all the messages."""

@@ -7,16 +7,20 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from worker import wiring
+from worker.adapters.chat_template import load_turns
+from worker.adapters.files import rows
 from worker.adapters.kafka_topics import create_topics, describe_topics
 from worker.adapters.topic_log import TopicReader, TopicWriter
-from worker.core.policy import Calibration
-from worker.errors import ConfigError
+from worker.core.policy import Calibration, NoCalibration
+from worker.core.turns import Turns
+from worker.errors import ConfigError, EngineError
 from worker.offline.audit import Ledger
 from worker.offline.audit import audit as audit_topics
 from worker.offline.check import (
@@ -24,18 +28,20 @@ from worker.offline.check import (
     check_cache,
     check_calibration,
     check_engine,
+    check_further,
     check_rules,
     check_topics,
 )
+from worker.offline.prompt_view import PromptView, view_prompt
 from worker.offline.replay import Replay, Selection
 from worker.offline.replay import plan as plan_replay
-from worker.runtime.http import HealthServer
-from worker.runtime.loop import Status, Worker
+from worker.offline.sending import as_message
+from worker.runtime.http import Condition, HealthServer
 from worker.runtime.question import Question
-from worker.runtime.service import until_signalled
+from worker.runtime.service import Stoppable, until_signalled
 from worker.settings import Settings
 from worker.telemetry import LOG_LINES_DROPPED, LogSink, Metrics, set_up_logging, start_export
-from worker.wiring import Assembly, Desk
+from worker.wiring import Assembly, DecideAssembly, Desk
 
 EXPORT_CLOSE_S = 3.0
 CLOCK_SKEW_MS = 3_600_000
@@ -54,69 +60,123 @@ def set_up_telemetry(settings: Settings, *, quiet: bool = False) -> LogSink:
     return set_up_logging(level=level, form=form, fd=stream.fileno(), clock=time.time)
 
 
+class _Process:
+    """What a worker and a server over HTTP have in common: health port, engines, cache, journal, export."""
+
+    def __init__(self, settings: Settings, desk: Desk, secret: bytes, log_sink: LogSink) -> None:
+        """Raises ConfigError. Nothing is connected to or listened on yet."""
+        self._settings = settings
+        self._desk = desk
+        self._waiting_for: str | None = "starting"
+        self.condition: Callable[[], Condition | None] = lambda: None
+        """What the health port is asked about, once there is something to ask about."""
+        metrics = Metrics()
+        metrics.watch(LOG_LINES_DROPPED, lambda: log_sink.dropped)
+        self._health = HealthServer(self._condition_now, lambda: self._waiting_for, metrics.prometheus)
+        self.engines = wiring.make_engines(settings)
+        self.cache = wiring.make_cache(settings, secret)
+        self.journal = wiring.make_journal(settings, metrics)
+        resource = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ticket-router")}
+        self.export = start_export(os.environ, metrics, resource=resource, clock=time.monotonic, chance=random.random)
+
+    async def questions(self) -> tuple[Question, Calibration | NoCalibration, tuple[wiring.Calibrated, ...]]:
+        """Opens the health port, waits for an engine, and says what it is asked under which calibrations."""
+        await self._health.start(self._settings.http_host, self._settings.http_port)
+        question = await wiring.ask_until_available(self._desk.rule_set, self.engines, self.waiting)
+        calibration = await wiring.calibration_for(self._desk, question, self.engines, self.waiting)
+        further = await wiring.further_for(self._desk, question, self.engines, self.waiting)
+        self._waiting_for = None
+        return question, calibration, further
+
+    def started(self, calibration: Calibration | NoCalibration, further: Sequence[wiring.Calibrated]) -> None:
+        artefact = self._desk.artefact
+        self.journal.started(self._desk.rule_set.id, artefact.digest if artefact else None)
+        if not isinstance(calibration, Calibration):
+            self.journal.uncalibrated(calibration.reason.sentence)
+        for question, own in further:
+            if not isinstance(own, Calibration):
+                self.journal.uncalibrated(f"{question.rule_set.id}: {own.reason.sentence}")
+
+    async def aclose(self) -> None:
+        await self._health.aclose()
+        await self.cache.aclose()
+        for _, engine in self.engines:
+            await engine.aclose()
+        await asyncio.to_thread(self.export.close, EXPORT_CLOSE_S)
+
+    def _condition_now(self) -> Condition | None:
+        return self.condition()
+
+    def waiting(self, what: str) -> None:
+        if what != self._waiting_for:
+            self.journal.waiting(what)
+        self._waiting_for = what
+
+
 async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
     """The worker as a process: health port first, then engine, then Kafka. Raises RouterError where it must end."""
     desk = Desk.load(folder)
     secret = wiring.cache_secret(settings)
     stream = wiring.make_stream(settings, desk.rule_set)
-    metrics = Metrics()
-    metrics.watch(LOG_LINES_DROPPED, lambda: log_sink.dropped)
-    state = _State()
-    health = HealthServer(state.status, lambda: state.waiting_for, metrics.prometheus)
-    engines = wiring.make_engines(settings)
-    cache = wiring.make_cache(settings, secret)
-    journal = wiring.make_journal(settings, metrics)
-    resource = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ticket-router")}
-    export = start_export(os.environ, metrics, resource=resource, clock=time.monotonic, chance=random.random)
+    process = _Process(settings, desk, secret, log_sink)
 
-    def waiting(what: str) -> None:
-        if what != state.waiting_for:
-            journal.waiting(what)
-        state.waiting_for = what
-
-    async def work(announce: Callable[[Worker], None]) -> None:
-        await health.start(settings.http_host, settings.http_port)
-        question = await wiring.ask_until_available(desk.rule_set, engines, waiting)
-        calibration = await wiring.calibration_for(desk, question, engines, waiting)
-        state.waiting_for = None
+    async def work(announce: Callable[[Stoppable], None]) -> None:
+        question, calibration, further = await process.questions()
         async with Assembly(
             settings,
             question,
             calibration,
-            engines=engines,
-            cache=cache,
+            further=further,
+            engines=process.engines,
+            cache=process.cache,
             stream=stream,
             secret=secret,
-            journal=journal,
-            tracing=export.tracing,
+            journal=process.journal,
+            tracing=process.export.tracing,
         ) as assembly:
-            state.worker = assembly.worker
+            process.condition = assembly.worker.status
             announce(assembly.worker)
-            journal.started(desk.rule_set.id, desk.artefact.digest if desk.artefact else None)
-            if not isinstance(calibration, Calibration):
-                journal.uncalibrated(calibration.reason.sentence)
+            process.started(calibration, further)
             await assembly.worker.run()
-            journal.stopped(assembly.worker.status().settled)
+            process.journal.stopped(assembly.worker.status().settled)
 
     try:
         await until_signalled(work, forced=lambda: None)
     finally:
-        await health.aclose()
-        await cache.aclose()
-        for _, engine in engines:
-            await engine.aclose()
-        await asyncio.to_thread(export.close, EXPORT_CLOSE_S)
+        await process.aclose()
 
 
-@dataclass(slots=True)
-class _State:
-    """What the health port is asked about before there is a worker."""
+async def serve_http(settings: Settings, folder: Path, log_sink: LogSink) -> None:
+    """Decisions over HTTP as a process: health port, then engine, then its own port. Raises RouterError."""
+    desk = Desk.load(folder)
+    secret = wiring.cache_secret(settings)
+    wiring.check_exposure(settings)
+    process = _Process(settings, desk, secret, log_sink)
 
-    worker: Worker | None = None
-    waiting_for: str | None = "starting"
+    async def work(announce: Callable[[Stoppable], None]) -> None:
+        question, calibration, further = await process.questions()
+        turns = await wiring.chat_turns(desk.rule_set, process.engines, process.waiting)
+        async with DecideAssembly(
+            settings,
+            question,
+            calibration,
+            further=further,
+            engines=process.engines,
+            cache=process.cache,
+            secret=secret,
+            journal=process.journal,
+            turns=turns,
+        ) as assembly:
+            process.condition = assembly.server.status
+            announce(assembly.server)
+            process.started(calibration, further)
+            await assembly.server.run(settings.serve_host, settings.serve_port)
+            process.journal.stopped(assembly.server.status().answered)
 
-    def status(self) -> Status | None:
-        return self.worker.status() if self.worker is not None else None
+    try:
+        await until_signalled(work, forced=lambda: None)
+    finally:
+        await process.aclose()
 
 
 async def check(settings: Settings, folder: Path) -> list[Finding]:
@@ -138,12 +198,16 @@ async def check(settings: Settings, folder: Path) -> list[Finding]:
         findings.append(check_calibration(folder, None))
     else:
         question: Question | None = None
+        further: list[Finding] = []
         for name, engine in engines:
             more, asked = await check_engine(rule_set, engine)
             findings += [replace(f, part=f"{f.part} {name}") if len(engines) > 1 else f for f in more]
-            question = question or asked
+            if question is None and asked is not None:
+                question = asked
+                further = await check_further(folder, question, engine)
             await engine.aclose()
         findings.append(check_calibration(folder, question))
+        findings += further
     try:
         cache = wiring.make_cache(settings, wiring.cache_secret(settings))
     except ConfigError as error:
@@ -152,6 +216,26 @@ async def check(settings: Settings, folder: Path) -> list[Finding]:
         findings.append(await check_cache(cache if settings.redis_url is not None else None))
         await cache.aclose()
     return findings
+
+
+async def prompt_view(settings: Settings, folder: Path, text: str | None) -> PromptView:
+    """What the first engine is sent for this text, or for the first example. Raises ConfigError."""
+    rule_set = Desk.load(folder).rule_set
+    first = rule_set.categories.categories[0]
+    engines = wiring.make_engines(settings)
+    try:
+        question = await wiring.ask_once(rule_set, engines[0][1])
+        return await view_prompt(question, engines[0][1], text or (*first.examples, first.description)[0])
+    except EngineError as error:
+        raise ConfigError(f"the engine cannot be asked: {error}") from error
+    finally:
+        for _, engine in engines:
+            await engine.aclose()
+
+
+def turns(file: Path) -> Turns:
+    """The turns of a model's chat template. Raises PromptError, ConfigError."""
+    return load_turns(file)
 
 
 def topics(
@@ -187,6 +271,21 @@ def export(settings: Settings, folder: Path, to: Path) -> int:
     return count
 
 
+def send(settings: Settings, folder: Path, tickets: Path, limit: int | None) -> tuple[str, int]:
+    """Puts the rows of a file on the input topic; its name, and how many. Raises ConfigError, StreamRetriable."""
+    rule_set = Desk.load(folder).rule_set
+    config = wiring.kafka_config(settings, rule_set)
+    messages = (as_message(row, number, rule_set, config.input_topic) for number, row in rows(tickets, ("text",)))
+    planned = list(islice((message for message in messages if message is not None), limit))
+    if describe_topics(config, [config.input_topic]).get(config.input_topic) is None:
+        raise ConfigError(f"topic '{config.input_topic}' does not exist; `ticket-router topics --create` makes it")
+    writer = TopicWriter(config.bootstrap_servers, config.properties)
+    for message in planned:
+        writer.write(message)
+    writer.flush(WRITE_S)
+    return config.input_topic, len(planned)
+
+
 def audit(settings: Settings, folder: Path, since_ms: int | None) -> Ledger:
     """What became of the tickets that came in since then. Raises ConfigError, StreamRetriable."""
     rule_set = Desk.load(folder).rule_set
@@ -220,13 +319,13 @@ def replay(
     rule_set = Desk.load(folder).rule_set
     config = wiring.kafka_config(settings, rule_set)
     dead_letters = source == "dead-letter"
-    topic = rule_set.dead_letter_topic if dead_letters else rule_set.human_topic
+    topics = (rule_set.dead_letter_topic,) if dead_letters else rule_set.people_topics
     reader = TopicReader(config.bootstrap_servers, config.properties)
     try:
         sent_in = reader.records(
             [config.input_topic], since_ms=None if since_ms is None else max(0, since_ms - CLOCK_SKEW_MS)
         )
-        records = reader.records([topic], since_ms=since_ms)
+        records = reader.records(topics, since_ms=since_ms)
         planned = plan_replay(records, sent_in, config.input_topic, dead_letters, selection)
     finally:
         reader.close()

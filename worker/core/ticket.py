@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from html.parser import HTMLParser
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -14,6 +13,7 @@ from jsonpointer import JsonPointer, JsonPointerException
 from pydantic import AfterValidator, ConfigDict, Field
 
 from worker.core.categories import Strict
+from worker.core.markup import visible_text
 from worker.core.normalise import canonical
 from worker.errors import InvalidTicket
 
@@ -68,13 +68,13 @@ class Ticket:
 
 def parse_ticket(value: bytes | None, intake: Intake, max_bytes: int) -> Ticket:
     """The ticket in these bytes. Raises InvalidTicket, whose code says what is wrong with them."""
-    document = _decode(value, max_bytes)
+    document = decode_object(value, max_bytes)
     found = {name: pointer.resolve(document, None) for name, pointer in intake.pointers.items()}
     text = found["text"] if found["text"] is not None else _subject_and_body(found)
     if not isinstance(text, str):
         raise InvalidTicket("wrong_type", f"text is a {_kind(text)}, not a string")
     if intake.markup == "html":
-        text = _text_of_html(text)
+        text = visible_text(text)
     clean = canonical(text)
     if not clean:
         raise InvalidTicket("no_text", f"nothing to read at {intake.text}, {intake.subject} or {intake.body}")
@@ -92,7 +92,8 @@ def parse_ticket(value: bytes | None, intake: Intake, max_bytes: int) -> Ticket:
     )
 
 
-def _decode(value: bytes | None, max_bytes: int) -> dict[str, Any]:
+def decode_object(value: bytes | None, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in these bytes, read strictly. Raises InvalidTicket."""
     if value is None:
         raise InvalidTicket("null_value", "the message has no value")
     if len(value) > max_bytes:
@@ -154,34 +155,3 @@ def _scalar(name: str, value: object) -> str | None:
 def _kind(value: object) -> str:
     names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
     return names.get(type(value), "null")
-
-
-class _Text(HTMLParser):
-    """Collects what a reader would see. Never raises on broken markup."""
-
-    hidden = frozenset({"script", "style", "head", "title", "template"})
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
-        self._inside_hidden = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._inside_hidden += tag in self.hidden
-        self.parts.append(" ")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self.hidden and self._inside_hidden:
-            self._inside_hidden -= 1
-        self.parts.append(" ")
-
-    def handle_data(self, data: str) -> None:
-        if not self._inside_hidden:
-            self.parts.append(data)
-
-
-def _text_of_html(markup: str) -> str:
-    parser = _Text()
-    parser.feed(markup)
-    parser.close()
-    return "".join(parser.parts)

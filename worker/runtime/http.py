@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import orjson
 from aiohttp import web
 
 from worker.errors import ConfigError
-from worker.runtime.loop import Status
+
+
+class Condition(Protocol):
+    """What a process says of itself at one moment."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def why_not(self) -> str:
+        """One line, where it is not ready."""
+
+    def shown(self) -> Mapping[str, object]:
+        """Everything, for JSON."""
 
 
 class HealthServer:
@@ -17,7 +29,7 @@ class HealthServer:
 
     def __init__(
         self,
-        status: Callable[[], Status | None],
+        status: Callable[[], Condition | None],
         waiting_for: Callable[[], str | None],
         metrics: Callable[[], str],
     ) -> None:
@@ -62,7 +74,7 @@ class HealthServer:
         status = self._status()
         body: dict[str, object] = {"ready": bool(status and status.ready), "waiting_for": self._waiting_for()}
         if status is not None:
-            body |= dataclasses.asdict(status)
+            body |= status.shown()
         return web.Response(body=orjson.dumps(body), content_type="application/json")
 
     async def _expose(self, _: web.Request) -> web.Response:
@@ -70,13 +82,5 @@ class HealthServer:
             body=self._metrics().encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
 
-    def _why_not(self, status: Status | None) -> str:
-        if status is None:
-            return self._waiting_for() or "starting"
-        if status.draining:
-            return "draining"
-        if status.broker_trouble is not None:
-            return f"broker: {status.broker_trouble}"
-        if not status.engine_up:
-            return f"engine is down, tickets wait: {status.engine_trouble}"
-        return "no partitions assigned"
+    def _why_not(self, status: Condition | None) -> str:
+        return (self._waiting_for() or "starting") if status is None else status.why_not()

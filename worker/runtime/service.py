@@ -7,10 +7,17 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from worker.runtime.loop import Worker
 
 FORCED_EXIT_CODE = 130
+
+
+class Stoppable(Protocol):
+    """What drains when it is told to."""
+
+    def stop(self) -> None: ...
 
 
 @asynccontextmanager
@@ -25,15 +32,15 @@ async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def until_signalled(
-    start: Callable[[Callable[[Worker], None]], Awaitable[None]], forced: Callable[[], None]
+    start: Callable[[Callable[[Stoppable], None]], Awaitable[None]], forced: Callable[[], None]
 ) -> None:
     """Runs `start` until it returns or SIGTERM or SIGINT ends it.
 
-    `start` is handed a function to announce its worker with. The first signal drains that worker (or cancels the
+    `start` is handed a function to announce its worker or server with. The first signal drains that (or cancels the
     start-up before there is one); a second one ends the process at once, after `forced`.
     """
     loop = asyncio.get_running_loop()
-    announced: list[Worker] = []
+    announced: list[Stoppable] = []
     signalled = False
     main = asyncio.create_task(_awaited(start(announced.append)))
 

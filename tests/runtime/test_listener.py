@@ -1,0 +1,79 @@
+"""Listener: a public port does not let silent or numberless connections use up the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from worker.errors import ConfigError
+from worker.runtime.listener import Listener
+
+HEAD = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@asynccontextmanager
+async def listening(*, most: int = 50, head_s: float = 60.0) -> AsyncIterator[int]:
+    async def livez(_: web.Request) -> web.Response:
+        return web.Response(text="alive\n")
+
+    app = web.Application()
+    app.router.add_get("/livez", livez)
+    listener = Listener(app, max_connections=most, head_s=head_s, setting="THE_PORT")
+    port = await listener.start("127.0.0.1", 0)
+    try:
+        yield port
+    finally:
+        await listener.aclose()
+
+
+async def answer_to(port: int, sent: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(sent)
+        return await asyncio.wait_for(reader.read(4_096), 20)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD[:20]])
+async def test_a_connection_that_never_says_what_it_wants_is_ended(sent: bytes) -> None:
+    async with listening(head_s=0.2) as port:
+        assert await answer_to(port, sent) == b""
+
+
+async def test_a_connection_that_asked_in_time_is_kept() -> None:
+    async with listening(head_s=0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(HEAD)
+            assert b"alive" in await asyncio.wait_for(reader.readuntil(b"alive"), 20)
+            await asyncio.sleep(0.4)
+        writer.close()
+
+
+async def test_connections_beyond_the_limit_are_ended_and_those_before_it_served() -> None:
+    async with listening(most=3) as port:
+        held = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD)
+            assert b"200 OK" in await asyncio.wait_for(reader.read(4_096), 20)
+            held.append((reader, writer))
+        assert await answer_to(port, HEAD) == b""
+        held[0][1].write(HEAD)
+        assert b"200 OK" in await asyncio.wait_for(held[0][0].read(4_096), 20)
+        for _, writer in held:
+            writer.close()
+
+
+async def test_a_port_that_is_taken_names_the_setting() -> None:
+    async with listening() as port:
+        listener = Listener(web.Application(), max_connections=1, head_s=1.0, setting="THE_PORT")
+        with pytest.raises(ConfigError, match="THE_PORT"):
+            await listener.start("127.0.0.1", port)
