@@ -7,7 +7,7 @@ RULES  ?= routing_rules/helpdesk
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format run check lock system test-sglang clean
+.PHONY: help demo test lint format run check lock system chaos test-sglang test-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,8 +42,14 @@ test: $(READY) system lint ## everything: lint and all tests, with a real Kafka,
 system: ## programs that only tests need: a Redis server and a browser (Debian; elsewhere bring your own)
 	@deploy/test-packages.sh
 
+chaos: $(READY) system ## kill and freeze workers, brokers, engine and cache by a seeded schedule: nothing lost, nothing twice (SHORT=1, SEED=7)
+	$(BIN)/python -m tests.chaos $(if $(SHORT),--short) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 test-sglang: $(READY) ## install (once, about 6 GB) and start a real SGLang on the CPU, run the engine's tests against it
 	tests/servers/sglang/with_server.sh $(BIN)/python -m pytest -m sglang tests/contracts $(ARGS)
+
+test-vllm: $(READY) ## install (once, about 6 GB) and start a real vLLM on the CPU, run the engine's tests against it
+	tests/servers/vllm/with_server.sh $(BIN)/python -m pytest -m vllm tests/contracts $(ARGS)
 
 format: $(READY) ## rewrite the code in the project's style
 	$(BIN)/ruff format .

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -217,6 +218,21 @@ class ApacheBackend(_KafkaBackend):
             producer.begin_transaction()
             producer.produce(topic, value, partition=0)
             producer.commit_transaction(30)
+
+    @contextmanager
+    def open_transaction(self, topic: str, values: Sequence[bytes]) -> Iterator[None]:
+        """Inside the block the values are written and not committed; at its end they are aborted."""
+        settings = {"bootstrap.servers": self.bootstrap_servers, "transactional.id": f"{topic}-hanging"}
+        producer = Producer(settings, logger=QUIET)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(30) == 0
+        try:
+            yield
+        finally:
+            producer.abort_transaction(30)
 
     def stop_answering(self) -> None:
         self.server.freeze()

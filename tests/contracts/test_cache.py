@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from tests.servers.redis_server import free_port, redis_server
 from worker.adapters.memory import MemoryCache
-from worker.adapters.redis_cache import FORMAT, HEADER, KEY_PREFIX, TAG_BYTES, RedisCache
+from worker.adapters.redis_cache import FORMAT, HEADER, KEY_PREFIX, PARTIAL_FORMAT, TAG_BYTES, RedisCache
+from worker.adapters.tiered_cache import TieredCache
 from worker.core.scores import LabelScores
 from worker.errors import ConfigError
 from worker.ports import ScoreCache
@@ -33,7 +34,8 @@ SLACK_S = 1.0
 
 
 def _cache(url: str, *, secret: bytes = SECRET, clock: Callable[[], float] = time.monotonic, **more: Any) -> RedisCache:
-    return RedisCache(url, secret=secret, ttl_s=60, clock=clock, **{"timeout_s": DEADLINE_S, **more})
+    given = {"timeout_s": DEADLINE_S, "owner": b"this worker", **more}
+    return RedisCache(url, secret=secret, ttl_s=60, clock=clock, **given)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +67,12 @@ async def redis_cache(url: str, server: Any, stack: AsyncExitStack) -> RedisCach
     return cache
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "tiers"])
 async def cache(request: pytest.FixtureRequest, redis_cache: RedisCache) -> AsyncIterator[ScoreCache]:
     if request.param == "redis":
         yield redis_cache
+    elif request.param == "tiers":
+        yield TieredCache(MemoryCache(max_entries=10), redis_cache)
     else:
         memory = MemoryCache()
         yield memory
@@ -99,6 +103,11 @@ class TestEveryCache:
         bounded = LabelScores(SCORES.logprobs, 0.5)
         await cache.put_many({KEYS[0]: bounded})
         assert list(await cache.get_many([KEYS[0]])) == [bounded]
+
+    async def test_labels_that_were_not_returned_stay_unknown(self, cache: ScoreCache) -> None:
+        partial = LabelScores.from_logprobs((-0.5, -3.0, -1.5, -3.0), unknown=(1, 3))
+        await cache.put_many({KEYS[0]: partial, KEYS[1]: SCORES})
+        assert list(await cache.get_many(KEYS[:2])) == [partial, SCORES]
 
     async def test_a_working_cache_probes_as_working(self, cache: ScoreCache) -> None:
         assert await cache.probe() is None
@@ -194,6 +203,10 @@ class TestNothingForeignIsBelieved:
             _payload(0.5, -1.5, 0.8),
             _payload(-0.5, -1.5, math.nan),
             _payload(-0.5, -1.5, -0.1),
+            _payload(-0.5, -1.5, 0.8) + b"\x01\x00",
+            _payload(-0.5, -1.5, 0.8, form=PARTIAL_FORMAT) + b"\x01",
+            _payload(-0.5, -1.5, 0.8, form=PARTIAL_FORMAT) + b"\x02\x00",
+            _payload(-0.5, -1.5, 0.8, form=PARTIAL_FORMAT) + b"\x01\x00\x00\x00",
             _payload(-0.5, -1.5, 1.5),
         ],
     )

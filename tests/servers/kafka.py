@@ -1,4 +1,5 @@
-"""A real Apache Kafka on free ports of 127.0.0.1, for as long as a test needs it: Maven's jars on Java 17."""
+"""A real Apache Kafka on free ports of 127.0.0.1, one node or three, for as long as a test needs it: Maven's jars on
+Java 17."""
 
 from __future__ import annotations
 
@@ -12,12 +13,16 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from worker.adapters.tied_process import TiedProcess
 
@@ -26,7 +31,9 @@ CACHE = Path(__file__).parents[2] / ".cache" / "kafka"
 READY = "Kafka Server started"
 START_TIMEOUT_S = 90.0
 COPY_TIMEOUT_S = 600.0
-JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=INFO")
+JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=INFO")
+HEAP_MB = 512
+HEAP_OF_THREE_MB = 384
 
 
 def kafka_libraries() -> Path:
@@ -54,27 +61,54 @@ def kafka_libraries() -> Path:
     return libraries
 
 
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A node's place in its cluster. `voters` are all controllers; None where this node is the only one."""
+
+    cluster: str
+    node: int
+    port: int
+    controller_port: int
+    voters: str | None
+
+
 class ApacheKafka:
     """One node, broker and controller. Its ports and data stay the same over stop, kill and start."""
 
     def __init__(
-        self, folder: Path, properties: Mapping[str, str] | None = None, users: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        properties: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
+        *,
+        seat: _Seat | None = None,
+        heap_mb: int = HEAP_MB,
     ) -> None:
         """`properties` are the server's own and win over the ones here. With `users` (name to password) clients come
-        in by SASL_PLAINTEXT, mechanism PLAIN."""
+        in by SASL_PLAINTEXT, mechanism PLAIN. A `seat` is given by KafkaCluster."""
         self._libraries = kafka_libraries()
+        self._heap_mb = heap_mb
         self._folder = folder
         self._log = folder / "server.log"
         self._settings = folder / "server.properties"
         self._process: TiedProcess | None = None
-        port, controller_port = _free_ports(2)
-        self.bootstrap_servers = f"127.0.0.1:{port}"
+        self._seen = 0
+        if seat is None:
+            port, controller_port = _free_ports(2)
+            seat = _Seat(_cluster_id(), 1, port, controller_port, None)
+        controller = f"127.0.0.1:{seat.controller_port}"
+        self.bootstrap_servers = f"127.0.0.1:{seat.port}"
         door = "SASL_PLAINTEXT" if users else "PLAINTEXT"
-        listeners = f"{door}://{self.bootstrap_servers},CONTROLLER://127.0.0.1:{controller_port}"
+        listeners = f"{door}://{self.bootstrap_servers},CONTROLLER://{controller}"
+        quorum = (
+            {"controller.quorum.voters": seat.voters}
+            if seat.voters
+            else {"controller.quorum.bootstrap.servers": controller}
+        )
         settings = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
+            "node.id": str(seat.node),
+            **quorum,
             "listeners": listeners,
             "advertised.listeners": listeners,
             "inter.broker.listener.name": door,
@@ -99,8 +133,8 @@ class ApacheKafka:
             **(properties or {}),
         }
         self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", f"A{cluster[1:]}", "-c", str(self._settings)]
+        tool = ["kafka.tools.StorageTool", "format", "-t", seat.cluster, "-c", str(self._settings)]
+        tool += [] if seat.voters else ["--standalone"]
         formatted = subprocess.run(self._java(*tool), capture_output=True, text=True, timeout=120, check=False)
         if formatted.returncode != 0:
             raise RuntimeError(f"Kafka's storage cannot be formatted:\n{formatted.stdout}{formatted.stderr}")
@@ -111,17 +145,25 @@ class ApacheKafka:
 
     def start(self) -> None:
         """Returns once the server says that it has started (the port opens earlier)."""
-        seen = self._log.stat().st_size if self._log.exists() else 0
+        self.launch()
+        self.wait_started()
+
+    def launch(self) -> None:
+        """Starts it and returns: one of three waits for another before it has started."""
+        self._seen = self._log.stat().st_size if self._log.exists() else 0
         self._process = TiedProcess(self._java("kafka.Kafka", str(self._settings)), log=self._log)
+
+    def wait_started(self) -> None:
+        process, output = self._running(), ""
         until = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < until:
             with self._log.open(errors="replace") as log:
-                log.seek(seen)
+                log.seek(self._seen)
                 output = log.read()
             if READY in output:
                 return
-            if self._process.returncode is not None:
-                raise RuntimeError(f"Kafka ended with code {self._process.returncode}:\n{output[-3000:]}")
+            if process.returncode is not None:
+                raise RuntimeError(f"Kafka ended with code {process.returncode}:\n{output[-3000:]}")
             time.sleep(0.1)
         self.kill()
         raise RuntimeError(f"Kafka did not start within {START_TIMEOUT_S:g} s:\n{output[-3000:]}")
@@ -161,7 +203,119 @@ class ApacheKafka:
         return self._process
 
     def _java(self, *arguments: str) -> list[str]:
-        return ["java", *JAVA_OPTIONS, "-cp", f"{self._libraries}/*", *arguments]
+        return ["java", f"-Xmx{self._heap_mb}m", *JAVA_OPTIONS, "-cp", f"{self._libraries}/*", *arguments]
+
+
+class KafkaCluster:
+    """Three nodes, each broker and controller, that can be killed and started singly.
+
+    Every topic has a copy on each, and a write needs two of them: one node may be away.
+    """
+
+    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
+        """`properties` are those of every node."""
+        kafka_libraries()  # fetched once, not by three at once
+        numbers = (1, 2, 3)
+        ports = _free_ports(6)
+        voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in zip(numbers, ports[3:], strict=True))
+        cluster = _cluster_id()
+        settings = {
+            "default.replication.factor": "3",
+            "min.insync.replicas": "2",
+            "offsets.topic.replication.factor": "3",
+            "transaction.state.log.replication.factor": "3",
+            "transaction.state.log.min.isr": "2",
+            "share.coordinator.state.topic.replication.factor": "3",
+            "share.coordinator.state.topic.min.isr": "2",
+            # A node that is killed leads until its session ends, and cannot come back before (9 s by default).
+            "broker.session.timeout.ms": "5000",
+            "broker.heartbeat.interval.ms": "500",
+            **(properties or {}),
+        }
+
+        def node(number: int) -> ApacheKafka:
+            own = folder / f"node-{number}"
+            own.mkdir()
+            seat = _Seat(cluster, number, ports[number - 1], ports[number + 2], voters)
+            return ApacheKafka(own, settings, seat=seat, heap_mb=HEAP_OF_THREE_MB)
+
+        with ThreadPoolExecutor() as pool:
+            self.nodes: Mapping[int, ApacheKafka] = dict(zip(numbers, pool.map(node, numbers), strict=True))
+        self.bootstrap_servers = ",".join(each.bootstrap_servers for each in self.nodes.values())
+        self._admin: AdminClient | None = None
+
+    def start(self) -> None:
+        """All three. Returns when each has started."""
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.wait_started()
+
+    def kill(self) -> None:
+        """SIGKILL to all three."""
+        for node in self.nodes.values():
+            node.kill()
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The node that leads this partition; -1 for none."""
+        found = self._ask(lambda admin: admin.list_topics(topic, timeout=10))
+        return int(found.topics[topic].partitions[partition].leader)
+
+    def coordinator(self, group: str) -> int:
+        """The node at which the group's members report, and which keeps its offsets."""
+        found = self._ask(lambda admin: admin.describe_consumer_groups([group])[group].result(30))
+        return int(found.coordinator.id)
+
+    def wait_in_sync(self, timeout_s: float = 60.0) -> None:
+        """Until every partition of every topic has all its copies in step: then another node may go."""
+        until = time.monotonic() + timeout_s
+        while True:
+            topics = self._ask(lambda admin: admin.list_topics(timeout=10)).topics.values()
+            behind = [
+                f"{topic.topic}/{number}"
+                for topic in topics
+                for number, partition in topic.partitions.items()
+                if partition.leader < 0 or len(partition.isrs) < len(partition.replicas)
+            ]
+            if not behind:
+                return
+            if time.monotonic() >= until:
+                raise RuntimeError(f"after {timeout_s:g} s copies are still behind: {', '.join(behind[:5])}")
+            time.sleep(0.2)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def _ask(self, question: Callable[[AdminClient], Any]) -> Any:
+        """Again where a node is on its way out or in. Raises KafkaException."""
+        if self._admin is None:
+            self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers}, logger=_SILENT)
+        for _ in range(10):
+            try:
+                return question(self._admin)
+            except KafkaException:
+                time.sleep(0.5)
+        return question(self._admin)
+
+
+class _Silent:
+    """The client logs to standard error unless it is given a logger."""
+
+    def log(self, *_: object) -> None: ...
+
+
+_SILENT = _Silent()
+
+
+def _cluster_id() -> str:
+    """Kafka takes a leading dash for an option."""
+    return "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
 def _password_door(users: Mapping[str, str]) -> Mapping[str, str]:

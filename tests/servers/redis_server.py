@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+from worker.adapters.tied_process import TiedProcess
 
 START_TIMEOUT_S = 20.0
 
@@ -37,26 +39,53 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class RedisServer:
+    """Keeps nothing on disk: killed and started again it is empty, on the same port. `arguments` are the server's own,
+    such as `--requirepass x`."""
+
+    def __init__(self, directory: str, *arguments: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory]
+        self._command += ["--save", "", "--appendonly", "no", "--daemonize", "no", *arguments]
+        self._process: TiedProcess | None = None
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        self._process = TiedProcess(self._command)
+        _wait(self._process, self.port)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay open and nothing is answered."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+
 @contextmanager
 def redis_server(*arguments: str, port: int | None = None) -> Iterator[str]:
     """Yields the URL. `arguments` are the server's own, such as `--requirepass x`."""
-    port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="redis-") as directory:
-        command = [server_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", directory]
-        command += ["--save", "", "--appendonly", "no", "--daemonize", "no", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = RedisServer(directory, *arguments, port=port)
         try:
-            _wait(process, port)
-            yield f"redis://127.0.0.1:{port}/0"
+            server.start()
+            yield server.url
         finally:
-            process.kill()
-            process.wait()
+            server.kill()
 
 
-def _wait(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait(process: TiedProcess, port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if process.poll() is not None:
+        if process.returncode is not None:
             raise RuntimeError(f"the Redis server ended with code {process.returncode}")
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:

@@ -4,6 +4,7 @@ With an upstream it records: it forwards what it does not know yet and keeps the
 tests/contracts/engine_recordings were made:
 
     SGLANG_TEST_URL=http://127.0.0.1:30000 ROUTER_TEST_RECORD=1 pytest -m sglang tests/contracts/test_engine.py
+    VLLM_TEST_URL=http://127.0.0.1:8000 ROUTER_TEST_RECORD=1 pytest -m vllm tests/contracts/test_engine.py
 """
 
 from __future__ import annotations

@@ -79,6 +79,10 @@ class Behaviour:
     """Text whose request gets its connection closed without an answer."""
     refused: str | None = None
     """Text whose request gets a 400 that quotes it and a path."""
+    counted: str | None = None
+    """Text whose scored items are counted by themselves."""
+    slow: str | None = None
+    """Text whose request is never answered, while others are."""
     context_tokens: int = 4089
     api_key: str | None = None
     token_logprobs: bool = True
@@ -87,6 +91,9 @@ class Behaviour:
     has_ready: bool = True
     """False: as an older server, without /ready, /model_info and /server_info (but with their older names)."""
     auto_truncate: bool = False
+    hides_auto_truncate: bool = False
+    """The server's information does not name it, as behind a gateway."""
+    states_vocabulary: bool = True
     keywords: dict[str, str] = field(default_factory=dict)
     """Word in a ticket -> label token, such as {"refund": " C"}."""
     mass: float = 0.9
@@ -99,6 +106,7 @@ class Counters:
     requests: int = 0
     """Scoring requests that arrived, whatever became of them."""
     items: int = 0
+    counted: int = 0
     answered: int = 0
     faults: int = 0
     in_flight: int = 0
@@ -259,7 +267,7 @@ class StubEngine:
             }
         if path[1:] in known:
             return 200, {
-                "allow_auto_truncate": behaviour.auto_truncate,
+                **({} if behaviour.hides_auto_truncate else {"allow_auto_truncate": behaviour.auto_truncate}),
                 "dtype": "float32",
                 "max_req_input_len": behaviour.context_tokens + 1,
                 "version": "stub",
@@ -299,6 +307,8 @@ class StubEngine:
         prefix, items = request["query"], request["items"]
         counters.requests += 1
         counters.items += len(items)
+        if behaviour.counted is not None:
+            counters.counted += sum(behaviour.counted in item for item in items if isinstance(item, str))
         counters.items_per_request.append(len(items))
         if behaviour.capacity is not None and counters.in_flight >= behaviour.capacity:
             extra = () if behaviour.retry_after is None else (("Retry-After", behaviour.retry_after),)
@@ -312,6 +322,8 @@ class StubEngine:
                 return await self._misbehave(request, writer)
             if behaviour.poison is not None and any(behaviour.poison in item for item in items):
                 return False
+            if behaviour.slow is not None and any(behaviour.slow in item for item in items):
+                await asyncio.sleep(3_600)
             status, answer = self._answer(prefix, items, request)
             await respond(writer, status, json.dumps(answer).encode())
             counters.answered += status == 200
@@ -325,9 +337,13 @@ class StubEngine:
         if behaviour.refused is not None and (bad := [item for item in items if behaviour.refused in item]):
             message = f'1 validation error: {bad[0]} File "/srv/sglang/http_server.py", line 1'
             return 400, error(message, 400, "Bad Request")
-        counts = [len(tokenize(prefix + item)) for item in items]
+        if any(label >= VOCABULARY for label in labels):
+            stated = f" (vocab size: {VOCABULARY})" if behaviour.states_vocabulary else ""
+            return 400, error(f"Token ID {max(labels)} is out of vocabulary{stated}")
+        counts = [len(tokenize(prefix + item) if isinstance(item, str) else prefix + item) for item in items]
+        items = [item if isinstance(item, str) else f"ids {item}" for item in items]
         longest = max(counts, default=0)
-        if longest > behaviour.context_tokens:
+        if longest > behaviour.context_tokens and not behaviour.auto_truncate:
             limit = f"the maximum allowed length ({behaviour.context_tokens + 1} tokens)"
             return 400, error(f"Input length ({longest} tokens) exceeds {limit}.")
         table = [label_logprobs(item, labels, behaviour.keywords, behaviour.mass, behaviour.strength) for item in items]

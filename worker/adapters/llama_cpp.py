@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import httpx
 
 from worker.adapters.tokenizer_digest import PROBE_TEXTS, tokenizer_digest
-from worker.core.scores import LabelScores, ScoreRequest
+from worker.core.scores import LabelScores, ScoreRequest, check_batch
 from worker.errors import ConfigError, EngineUnavailable, InvalidAnswer, RequestRefused, TooLong
 from worker.ports import EngineIdentity
 
@@ -66,13 +66,14 @@ class LlamaCppEngine:
     async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
         if not requests:
             return ()
+        check_batch(requests)
         prefix, labels = requests[0].prefix, requests[0].label_token_ids
-        if any(request.prefix != prefix or request.label_token_ids != labels for request in requests):
-            raise RequestRefused("the requests of one call must share prefix and labels")
-        if not all(prefix or request.item for request in requests):
-            raise RequestRefused("an empty prompt is never scored")
         async with self._one_batch:
-            prompts = [await self._in_thread(self._model.prompt, prefix + request.item) for request in requests]
+            if isinstance(prefix, str):
+                special = await self._in_thread(self._model.writes_turns, prefix)
+                prompts = [await self._in_thread(self._model.prompt, request.prompt, special) for request in requests]
+            else:
+                prompts = [[int(token) for token in request.prompt] for request in requests]
             longest, limit = max(map(len, prompts)), self._model.longest_prompt
             if longest > limit:
                 too_long = TooLong(longest, limit)
@@ -80,10 +81,19 @@ class LlamaCppEngine:
             return [await self._in_thread(self._model.read_labels, prompt, labels) for prompt in prompts]
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [await self._in_thread(self._model.prompt, text) for text in texts]
+        """Spelled control tokens become control tokens, as behind a prefix that holds some."""
+        return [await self._in_thread(self._model.prompt, text, True) for text in texts]
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return await self._in_thread(self._model.pieces, token_ids)
+
+    async def server(self) -> tuple[str, str]:
+        """Address and key of llama.cpp's own HTTP server in this process, for benchmarks that let it write."""
+        await self._in_thread(self._model.load)
+        return self._model.address, self._model.key
 
     async def identity(self) -> EngineIdentity:
-        token_ids = await self.tokenize(PROBE_TEXTS)
+        token_ids = [await self._in_thread(self._model.prompt, text, False) for text in PROBE_TEXTS]
         return EngineIdentity(
             engine="llama_cpp",
             model=self._model.name,
@@ -119,7 +129,8 @@ class EmbeddedModel:
         self._vocabulary = 0
         self._held: list[int] = []
         """The tokens whose state llama.cpp holds."""
-        self.name = ""
+        self._last_prefix = ("", False)
+        self.name = self.address = self.key = ""
 
     @property
     def longest_prompt(self) -> int:
@@ -169,6 +180,7 @@ class EmbeddedModel:
                 timeout=60.0,
             )
             self._server = server
+            self.address, self.key = server.listening_address, key
             try:
                 self._vocabulary = int(self._get("/v1/models")["data"][0]["meta"]["n_vocab"])
             except (KeyError, IndexError, TypeError, ValueError):
@@ -183,12 +195,30 @@ class EmbeddedModel:
                 self._http.close()
             self._server = self._http = None  # dropping the server ends its threads and frees the model
 
-    def prompt(self, text: str) -> list[int]:
-        """Token ids with BOS; spellings of control tokens stay text. Raises RequestRefused, EngineUnavailable."""
+    def writes_turns(self, prefix: str) -> bool:
+        """Whether the prefix holds control tokens, as those of a chat template do. Only then is the whole prompt read
+        for them: behind any other prefix, even a ticket that was not made harmless could not spell one."""
+        with self._lock:
+            if self._last_prefix[0] != prefix:
+                self._last_prefix = prefix, self.prompt(prefix, True) != self.prompt(prefix, False)
+            return self._last_prefix[1]
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself. Raises EngineUnavailable, InvalidAnswer."""
         with self._lock:
             self.load()
             try:
-                body = {"content": text, "add_special": True, "parse_special": False}
+                return [str(self._get("/detokenize", {"tokens": [token]})["content"]) for token in token_ids]
+            except (KeyError, TypeError):
+                raise InvalidAnswer("llama.cpp gave no text for a token") from None
+
+    def prompt(self, text: str, special: bool = False) -> list[int]:
+        """Token ids with BOS; spellings of control tokens stay text unless `special`. Raises RequestRefused,
+        EngineUnavailable."""
+        with self._lock:
+            self.load()
+            try:
+                body = {"content": text, "add_special": True, "parse_special": special}
                 return list(map(int, self._get("/tokenize", body)["tokens"]))
             except UnicodeEncodeError:
                 raise RequestRefused("the text cannot be encoded as UTF-8") from None
@@ -206,8 +236,8 @@ class EmbeddedModel:
             self.load()
             if not labels or len(set(labels)) != len(labels):
                 raise RequestRefused("label token ids must be distinct, at least one")
-            if not prompt or not all(0 <= label < self._vocabulary for label in labels):
-                raise RequestRefused("a label is outside the model's vocabulary, or the prompt is empty")
+            if not prompt or not all(0 <= token < self._vocabulary for token in (*labels, *prompt)):
+                raise RequestRefused("a label or token is outside the model's vocabulary, or the prompt is empty")
             mass = 0.0
             for bias in BIASES:
                 shown = self._shown(prompt, labels, bias)

@@ -1,4 +1,6 @@
-"""What SGLang's JSON looks like: the bodies sent, and which answers are believed (checked on SGLang 0.5.23).
+"""What SGLang's JSON looks like: the bodies sent, and which answers are believed.
+
+Checked on SGLang 0.5.23; what 0.5.9 leaves out (token_logprobs, usage) is done without.
 
 Nothing here does I/O. Errors quote neither tickets nor the server's words, which may hold its paths.
 """
@@ -10,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
-from worker.core.scores import LabelScores, ScoreRequest
-from worker.errors import ConfigError, InvalidAnswer, RequestRefused, TooLong
+from worker.adapters.http_exchange import decoded, encoded
+from worker.adapters.trial import without_folder
+from worker.core.scores import LabelScores, ScoreRequest, are_token_ids
+from worker.errors import ConfigError, InvalidAnswer, TooLong
 
 RESERVED_TOKENS = 7
 """The longest prompt accepted is the context length less this."""
@@ -33,24 +35,15 @@ REASONS = {
 
 
 def score_body(requests: Sequence[ScoreRequest]) -> bytes:
-    """The `/v1/score` request for one or more requests.
+    """The `/v1/score` request for requests that passed `check_batch`. Raises RequestRefused on text that is no Unicode.
 
-    Raises RequestRefused on what must not be sent: SGLang 0.5.23 dies of a prompt of zero tokens, and servers before
-    0.5.21 score duplicate or negative labels without a word.
+    Text is joined by the server before it is tokenized; token ids are joined as they are, without BOS.
     """
-    prefix, labels = requests[0].prefix, requests[0].label_token_ids
-    if not labels or len(set(labels)) != len(labels) or not is_token_ids(list(labels)):
-        raise RequestRefused("label token ids must be distinct non-negative integers, at least one")
-    for request in requests:
-        if request.prefix != prefix or request.label_token_ids != labels:
-            raise RequestRefused("the requests of one call must share prefix and labels")
-        if not prefix and not request.item:
-            raise RequestRefused("an empty prompt is never sent")
     return encoded(
         {
-            "query": prefix,
+            "query": requests[0].prefix,
             "items": [request.item for request in requests],
-            "label_token_ids": labels,
+            "label_token_ids": requests[0].label_token_ids,
             "apply_softmax": False,
             "return_token_logprobs": True,
         }
@@ -60,23 +53,6 @@ def score_body(requests: Sequence[ScoreRequest]) -> bytes:
 def score_answer_bytes(items: int, labels: int) -> int:
     """An upper bound: two tables of numbers, each number at most 25 characters and its layout."""
     return 64 * 1024 + 2 * 64 * items * labels
-
-
-def encoded(body: Mapping[str, object]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError:  # a lone surrogate, or an id beyond 64 bits
-        raise RequestRefused("the request cannot be encoded as JSON in UTF-8") from None
-
-
-def decoded(body: bytes) -> dict[str, Any]:
-    try:
-        answer = orjson.loads(body)  # strict: refuses NaN and Infinity, which `json` takes
-    except orjson.JSONDecodeError:  # carries the whole answer
-        raise InvalidAnswer("the answer is not JSON") from None
-    if not isinstance(answer, dict):
-        raise InvalidAnswer("the answer is not a JSON object")
-    return answer
 
 
 def read_scores(body: bytes, items: int, labels: int) -> tuple[LabelScores, ...]:
@@ -116,13 +92,37 @@ def row_of(labels: int, row: object) -> tuple[float, ...]:
 
 def read_token_ids(body: bytes, texts: int) -> list[list[int]]:
     rows = decoded(body).get("tokens")
-    if not isinstance(rows, list) or len(rows) != texts or not all(map(is_token_ids, rows)):
+    if (
+        not isinstance(rows, list)
+        or len(rows) != texts
+        or not all(isinstance(r, list) and are_token_ids(r) for r in rows)
+    ):
         raise InvalidAnswer(f"the answer does not hold token ids for each of {texts} texts")
     return rows
 
 
-def is_token_ids(row: object) -> bool:
-    return isinstance(row, list) and all(type(token) is int and token >= 0 for token in row)
+def detokenize_body(token_ids: Sequence[int]) -> bytes:
+    return encoded({"tokens": [[token] for token in token_ids], "skip_special_tokens": False})
+
+
+def read_pieces(body: bytes, tokens: int) -> list[str]:
+    pieces = decoded(body).get("text")
+    if not isinstance(pieces, list) or len(pieces) != tokens or not all(isinstance(piece, str) for piece in pieces):
+        raise InvalidAnswer(f"the answer does not hold a text for each of {tokens} tokens")
+    return pieces
+
+
+def turns_body(messages: Sequence[tuple[str, str]]) -> bytes:
+    """Templates that know no such switch leave it alone."""
+    listed = [{"role": role, "content": text} for role, text in messages]
+    return encoded({"messages": listed, "chat_template_kwargs": {"enable_thinking": False, "thinking": False}})
+
+
+def read_turns(body: bytes) -> list[int]:
+    row = decoded(body).get("tokens")
+    if not isinstance(row, list) or not are_token_ids(row):
+        raise InvalidAnswer("the answer does not hold token ids")
+    return row
 
 
 def read_too_long(body: bytes, known_limit: int | None) -> TooLong | None:
@@ -132,6 +132,12 @@ def read_too_long(body: bytes, known_limit: int | None) -> TooLong | None:
         if match := wording.search(message):
             return TooLong(int(match[1]), known_limit or int(match[2]) - below)
     return None
+
+
+def read_vocabulary(body: bytes) -> int | None:
+    """From the refusal of a label that no vocabulary holds: the number of tokens, where it is stated."""
+    match = re.search(r"vocab size: (\d+)", error_message(body))
+    return int(match[1]) if match else None
 
 
 def refusal_reason(body: bytes) -> str:
@@ -156,7 +162,7 @@ def context_tokens(server: Mapping[str, Any], models: Mapping[str, Any]) -> int:
     try:
         length = models["data"][0]["max_model_len"]
     except (KeyError, IndexError, TypeError):
-        length = None
+        length = server.get("context_length")
     if type(length) is not int or length <= RESERVED_TOKENS:
         raise ConfigError("the SGLang server states no context length, in /server_info or /v1/models")
     return length - RESERVED_TOKENS
@@ -164,24 +170,9 @@ def context_tokens(server: Mapping[str, Any], models: Mapping[str, Any]) -> int:
 
 def model_name(model: Mapping[str, Any], server: Mapping[str, Any]) -> str:
     """Everything stated that changes scores: names, weights and the head's precision. Local folders stay out."""
-    path = str(model.get("model_path", "?")).rstrip("/")
-    is_folder = path.startswith(("/", ".")) or path.count("/") > 1
-    name = path.rsplit("/", 1)[-1] if is_folder else path
+    name = without_folder(str(model.get("model_path", "?")))
     parts = [f"{model.get('served_model_name') or name} ({name})", f"weights={model.get('weight_version', '?')}"]
     for key in ("revision", "dtype", "quantization", "kv_cache_dtype", "enable_fp32_lm_head", "model_checksum"):
         if server.get(key) not in (None, False, "auto"):
             parts.append(f"{key}={server[key]}")
     return " ".join(parts)
-
-
-def grid_step(logprobs: Sequence[float]) -> float | None:
-    """The step in nats that all differences are multiples of, if there is one.
-
-    Logits of a bf16 head keep 8 significant bits: between 8 and 16 they lie 1/16 apart, between 16 and 32 1/8; unlikely
-    tokens' logits are small and hide the grid, so ask for likely ones. By chance, 15 differences are all within 1/50 of
-    a step of its multiples with a probability below 1e-20.
-    """
-    for step in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32):
-        if all(abs(math.remainder(value - logprobs[0], step)) < step / 50 for value in logprobs):
-            return step
-    return None

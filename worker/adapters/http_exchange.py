@@ -1,0 +1,217 @@
+"""One bounded HTTP exchange with an engine's server, and which of our errors each way of not answering is.
+
+What is asked and what the answer means is known by the adapters. Exceptions carry no ticket text, address or key and
+none of the server's words, and are raised `from None`, since those of httpx, aiohttp and orjson do carry such things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import errno
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import httpx
+import orjson
+from httpx_aiohttp import AiohttpTransport
+
+from worker.errors import ConfigError, EngineDropped, EngineError, EngineUnavailable, InvalidAnswer, RequestRefused
+
+KEEPALIVE_S = 3.0
+"""Idle connections are given up before a server does it (SGLang, vLLM: 5 s): else requests would meet closing ones."""
+SMALL_BYTES = 64 * 1024
+INFO_BYTES = 4 * 1024 * 1024
+
+
+class Misconfigured(EngineUnavailable):
+    """An answer that blames the set-up: wrong key, wrong address, wrong model name.
+
+    No ticket is at fault, so none may be refused for it: the worker waits as for any unavailable engine, until a person
+    has acted. At start it is a ConfigError.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    retry_after: str | None
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What errors call the server, and what they advise."""
+
+    name: str
+    """Such as "the SGLang server"."""
+    key: str
+    """Where its API key is set."""
+    address: str
+    """What is likely where a path is not found."""
+
+
+class HttpExchange:
+    """Connections to one server. At most one request a connection, none is retried, no redirect is followed."""
+
+    def __init__(
+        self,
+        base_url: str,
+        server: Server,
+        *,
+        api_key: str | None,
+        connections: int,
+        connect_timeout_s: float,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Connects to nothing yet. Raises ConfigError on an address or a key that cannot be used. `now` is Unix time,
+        for a Retry-After that names a date."""
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {_checked_key(api_key, server.name)}"
+        self._server = server
+        self._connections = connections
+        self._now = now
+        self._url = _checked_url(base_url, server.name)
+        self._headers = httpx.Headers(headers)
+        self._extensions = {"timeout": httpx.Timeout(None, connect=connect_timeout_s).as_dict()}
+        self._transport = AiohttpTransport(client=self._open_session, trust_env=False)
+        self._client = httpx.AsyncClient(transport=self._transport, follow_redirects=False, trust_env=False)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """aiohttp carries the bytes, since httpx's own pool costs CPU quadratic in its idle connections."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=self._connections, keepalive_timeout=KEEPALIVE_S, ssl=self._transport.ssl_context
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+
+    async def ask(self, method: str, path: str, body: bytes | None, limit: int, timeout_s: float) -> Answer:
+        """One exchange under one deadline, from waiting for a connection to the answer's last byte.
+
+        No more than `limit` bytes of the answer, and a chunk, are held. Raises EngineUnavailable, EngineDropped,
+        InvalidAnswer.
+        """
+        if self._client.is_closed:
+            raise EngineUnavailable(f"this client of {self._server.name} is closed")
+        # Built here, not by the client: cheaper by a fifth, and no cookie is ever sent (a balancer's would pin all
+        # requests to one replica).
+        request = httpx.Request(
+            method, f"{self._url}{path}", headers=self._headers, content=body, extensions=self._extensions
+        )
+        try:
+            # httpx's and aiohttp's own timeouts begin anew with every byte read.
+            async with (
+                asyncio.timeout(timeout_s),
+                contextlib.aclosing(await self._client.send(request, stream=True)) as response,
+            ):
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise InvalidAnswer("the answer is compressed, unasked: it may be of any size")
+                if response.status_code != 200:
+                    limit = SMALL_BYTES
+                content = bytearray()
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > limit:
+                        raise InvalidAnswer(f"an answer of more than {limit} bytes (HTTP {response.status_code})")
+                return Answer(response.status_code, response.headers.get("retry-after"), bytes(content))
+        except TimeoutError:
+            raise EngineUnavailable(f"no whole answer from {self._server.name} within {timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise _transport_error(error, self._server.name) from None
+        except aiohttp.ClientError as error:
+            raise InvalidAnswer(f"the answer is not HTTP ({type(error).__name__})") from None
+
+    def failure(self, answer: Answer) -> EngineError | None:
+        """The error that a status other than 200 is by itself; None for a 4xx, whose body says what is wrong."""
+        status, name = answer.status, self._server.name
+        if status in (401, 403):
+            return Misconfigured(f"{name} refuses the API key (HTTP {status}): {self._server.key}")
+        if status in (404, 405):
+            return Misconfigured(f"nothing there scores or tokenizes (HTTP {status}): {self._server.address}")
+        if 300 <= status < 400:
+            return Misconfigured(f"the server redirects (HTTP {status}), which is never followed: set its URL")
+        if status in (408, 425, 429) or status >= 500:
+            return EngineUnavailable(
+                f"{name} cannot answer now (HTTP {status})", _retry_after_s(answer.retry_after, self._now)
+            )
+        if status < 400:
+            return InvalidAnswer(f"HTTP {status} where 200 was expected")
+        return None
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def encoded(body: Mapping[str, object]) -> bytes:
+    """Raises RequestRefused on what JSON in UTF-8 cannot carry."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:  # a lone surrogate, or an id beyond 64 bits
+        raise RequestRefused("the request cannot be encoded as JSON in UTF-8") from None
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """Raises InvalidAnswer unless it is a JSON object."""
+    try:
+        answer = orjson.loads(body)  # strict: refuses NaN and Infinity, which `json` takes
+    except orjson.JSONDecodeError:  # carries the whole answer
+        raise InvalidAnswer("the answer is not JSON") from None
+    if not isinstance(answer, dict):
+        raise InvalidAnswer("the answer is not a JSON object")
+    return answer
+
+
+def _checked_url(base_url: str, name: str) -> str:
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL:
+        raise ConfigError(f"the base URL of {name} is no URL; one looks like http://host:30000") from None
+    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
+        raise ConfigError(f"the base URL of {name} must be http(s)://host:port, without user, query or fragment")
+    return str(url).rstrip("/")
+
+
+def _checked_key(api_key: str, name: str) -> str:
+    if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+        raise ConfigError(f"the API key of {name} must be printable ASCII without spaces")
+    return api_key
+
+
+def _transport_error(error: httpx.HTTPError, name: str) -> EngineUnavailable | EngineDropped:
+    """httpx-aiohttp 0.2 reports a dropped connection as ConnectTimeout: only aiohttp's own exception, its cause, tells
+    a server that was not reached from one that went away."""
+    cause = error.__cause__
+    if isinstance(cause, aiohttp.ClientSSLError):
+        return Misconfigured(f"the TLS of {name} is not accepted ({type(cause).__name__})")
+    if isinstance(cause, aiohttp.ClientConnectorError):
+        why = errno.errorcode.get(cause.errno or 0, "name not found")  # the text of the error holds the address
+        return EngineUnavailable(f"cannot connect to {name} ({why})")
+    if isinstance(cause, aiohttp.ServerTimeoutError):
+        return EngineUnavailable(f"cannot connect to {name} in time")
+    if isinstance(cause, aiohttp.ClientPayloadError):
+        return EngineDropped(f"the connection to {name} ended in the middle of its answer")
+    if isinstance(cause, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return EngineDropped(f"the connection to {name} ended without an answer")
+    return EngineUnavailable(f"the exchange with {name} failed ({type(cause or error).__name__})")
+
+
+def _retry_after_s(value: str | None, now: Callable[[], float]) -> float | None:
+    """Seconds from a Retry-After header, which holds seconds or a date (RFC 9110, 10.2.3), or None.
+
+    Not capped: how long to wait at most is the caller's decision.
+    """
+    if value is None:
+        return None
+    if value.isascii() and value.isdigit() and len(value) < 10:
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now())
+    except (ValueError, OverflowError):
+        return None
