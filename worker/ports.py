@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from enum import Enum
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from worker.core.scores import LabelScores, ScoreRequest
 
@@ -148,8 +149,12 @@ class TicketStream(Protocol):
     def assignment(self) -> Mapping[Partition, int]:
         """Partitions now assigned, with their epochs."""
 
-    def lag(self) -> int | None:
-        """Messages behind the end of the assigned partitions as far as is known, else None."""
+    def lag(self) -> Mapping[Partition, int | None]:
+        """For every assigned partition, messages between what `poll` delivered last and the end of the partition.
+
+        Those count that cannot be delivered yet because their transaction is open. None where the end or the start is
+        not known (yet). Asks the brokers for nothing but a start, and that seldom.
+        """
 
     def trouble(self) -> str | None:
         """One sentence on what is wrong with the brokers just now (all down, authentication), else None."""
@@ -163,7 +168,7 @@ class EngineIdentity:
     """What scored: everything that changes scores when it changes goes into `model` and `tokenizer`."""
 
     engine: str
-    """Adapter name: sglang, llama_cpp."""
+    """Adapter name: sglang, llama_cpp, openai_compat, systemone."""
     model: str
     """Name or digest of the weights as the engine states it."""
     tokenizer: str
@@ -185,7 +190,8 @@ class ScoringEngine(Protocol):
         """
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text as a whole prompt (with BOS where the model wants one)."""
+        """Token ids of each text as a whole prompt, with BOS where the model wants one, control tokens made of what
+        spells them."""
 
     async def identity(self) -> EngineIdentity:
         """Asks the engine once; raises EngineUnavailable or ConfigError."""
@@ -195,6 +201,23 @@ class ScoringEngine(Protocol):
 
     async def aclose(self) -> None:
         """Give back connections, threads and memory."""
+
+
+@runtime_checkable
+class ShowsPieces(Protocol):
+    """An engine that says what its tokens are."""
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself; bytes that are no whole character show as U+FFFD."""
+
+
+@runtime_checkable
+class ShowsTemplate(Protocol):
+    """An engine that says how its own chat template writes a conversation."""
+
+    async def tokenize_turns(self, messages: Sequence[tuple[str, str]]) -> list[int] | None:
+        """Token ids of (role, text) messages and the beginning of an answer without thoughts; None where the engine
+        has no template, or its template refuses these messages."""
 
 
 class ScoreCache(Protocol):
@@ -210,3 +233,27 @@ class ScoreCache(Protocol):
         """None when it works, else one sentence on what is wrong."""
 
     async def aclose(self) -> None: ...
+
+
+class Lease(Enum):
+    """Who scores what is not in a shared cache yet."""
+
+    OURS = "ours"
+    """This worker, from now on or since before."""
+    THEIRS = "theirs"
+    """Another worker, until its lease ends."""
+
+
+@runtime_checkable
+class SharedScoreCache(ScoreCache, Protocol):
+    """A cache of several workers, by which they agree who scores a key that all of them miss."""
+
+    async def get_or_lease(self, keys: Sequence[str], lease_s: float) -> Sequence[LabelScores | Lease | None]:
+        """As `get_many`, in as many round trips; every key that nobody holds is leased to this worker for `lease_s`.
+
+        A lease ends by itself, by `release`, or when scores are put. None is a miss of which nothing could be agreed
+        (the cache is away, or takes no writes).
+        """
+
+    async def release(self, keys: Sequence[str]) -> None:
+        """Best effort: leases of this worker end now."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from worker.adapters.kafka_bounded import returns_within
 from worker.adapters.kafka_client import (
     BrokerTrouble,
     KafkaConfig,
@@ -18,13 +17,14 @@ from worker.adapters.kafka_client import (
     error_of,
 )
 from worker.adapters.kafka_exactly_once import ExactlyOnce
+from worker.adapters.kafka_lag import Lag, at
+from worker.adapters.kafka_records import headers_of, offset_of, partition_of, timestamp_of
 from worker.adapters.kafka_settling import AtLeastOnce, Settler
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import (
     AssignmentListener,
     Delivery,
-    Headers,
     Partition,
     PartitionSettlement,
     Paused,
@@ -32,10 +32,7 @@ from worker.ports import (
     Settlement,
 )
 
-__all__ = ["UNREADABLE_HEADERS", "KafkaConfig", "KafkaStream"]
-
-UNREADABLE_HEADERS: Headers = (("ticket-router-unreadable-headers", b"a header name is not UTF-8"),)
-"""In the place of a message's headers where one of their names is not UTF-8: confluent-kafka 2.16 cannot show them."""
+__all__ = ["KafkaConfig", "KafkaStream"]
 
 NEEDS_KIP_848 = "group_protocol 'consumer' needs Apache Kafka 4.1 or later; 'classic' works with all"
 
@@ -48,6 +45,12 @@ PROBE_EVERY_S = 2.0
 """How often brokers in trouble are asked whether they are back."""
 
 PROBE_S = 0.5
+
+CLOSE_S = 4.0
+"""How long leaving the group may take."""
+
+HOPELESS_S = 1.0
+"""How long leaving may go on trying to settle where the last attempt failed."""
 
 NEW_TOPIC_S = 2.0
 """A topic that was just created may be unknown to a broker for so long."""
@@ -75,8 +78,7 @@ class KafkaStream:
         self._last_epoch = 0
         self._paused = Paused()
         self._held: set[Partition] = set()
-        self._starts: dict[Partition, int] = {}
-        self._starts_asked_at: float | None = None
+        self._lag: Lag | None = None
         self._probed_at = 0.0
         self._opened_at = 0.0
         self._heard_of_group = False
@@ -99,6 +101,7 @@ class KafkaStream:
         except KafkaException as problem:
             raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
         self._listener, self._consumer, self._settler = listener, consumer, settler
+        self._lag = Lag(consumer, self._clock)
         self._opened_at = self._clock()
         consumer.subscribe(
             [self._config.input_topic],
@@ -137,16 +140,9 @@ class KafkaStream:
     def assignment(self) -> Mapping[Partition, int]:
         return dict(self._epochs)
 
-    def lag(self) -> int | None:
-        consumer, _ = self._opened()
-        behind = 0
-        for partition in self._epochs:
-            _, end = consumer.get_watermark_offsets(_at(partition), cached=True)
-            start = self._position(partition) if end >= 0 else None
-            if start is None:
-                return None
-            behind += max(0, end - start)
-        return behind
+    def lag(self) -> Mapping[Partition, int | None]:
+        self._opened()
+        return self._lag.behind(self._epochs) if self._lag is not None else {}
 
     def trouble(self) -> str | None:
         silent_s = self._clock() - self._opened_at
@@ -164,14 +160,15 @@ class KafkaStream:
         leaving = list(self._epochs)
         if leaving:
             # Not from librdkafka's own callback in close(): there, committed() is never answered (2.16).
-            self._release(settler, leaving)
-        self._consumer = self._settler = None
+            hopeless = self._settling_problem is not None
+            self._release(settler, leaving, HOPELESS_S if hopeless else self._config.release_timeout_s)
+        self._consumer = self._settler = self._lag = None
         if topics is not None:
             topics.close()
-        if settler.close():
-            consumer.close()
-        # Otherwise a commit is still unanswered, and close() would wait for it for ever: dropping the consumer ends it
-        # within socket.timeout.ms, and the group notices by the session timeout.
+        # While a commit is unanswered close() would wait for it for ever: dropping the consumer ends it within
+        # socket.timeout.ms, and the group notices by the session timeout. What else it may wait for, nobody knows.
+        if settler.close() and not returns_within(consumer.close, CLOSE_S, "close-consumer"):
+            self._log.log(logging.WARNING, "the group is left by its session timeout: the client does not let go")
 
     def _opened(self) -> tuple[Consumer, Settler]:
         if self._consumer is None or self._settler is None:
@@ -210,20 +207,19 @@ class KafkaStream:
             if error is not None:
                 self._on_message_error(error)
                 continue
-            partition = Partition(message.topic() or "", message.partition() or 0)
+            partition = partition_of(message)
             epoch = self._epochs.get(partition)
             if epoch is None:
                 continue
-            _, timestamp_ms = message.timestamp()
             deliveries.append(
                 Delivery(
                     partition=partition,
-                    offset=message.offset() or 0,
+                    offset=offset_of(message),
                     epoch=epoch,
                     key=message.key(),
                     value=message.value(),
-                    headers=_headers(message),
-                    timestamp_ms=timestamp_ms,
+                    headers=headers_of(message),
+                    timestamp_ms=timestamp_of(message),
                 )
             )
         return deliveries
@@ -272,17 +268,17 @@ class KafkaStream:
             self._settling_problem = f"nothing can be settled: {problem}"
             raise
         self._settling_problem = None
-        for partition, offset in settled.committed.items():
-            self._starts[partition] = offset
+        if self._lag is not None:
+            self._lag.committed(settled.committed)
         return settled
 
-    def _release(self, settler: Settler, partitions: Sequence[Partition]) -> None:
+    def _release(self, settler: Settler, partitions: Sequence[Partition], timeout_s: float) -> None:
         listener = self._listener
         if listener is None:
             return
         settled = Settled()
         try:
-            settled = self._settle(settler, listener.revoking(partitions), self._config.release_timeout_s)
+            settled = self._settle(settler, listener.revoking(partitions), timeout_s)
         except StreamRetriable as problem:
             self._log.log(logging.WARNING, "released without settling: %s", problem)
         self._forget(partitions)
@@ -291,7 +287,8 @@ class KafkaStream:
     def _forget(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             self._epochs.pop(partition, None)
-            self._starts.pop(partition, None)
+        if self._lag is not None:
+            self._lag.forget(partitions)
         if self._settler is not None:
             self._settler.forget(partitions)
 
@@ -323,7 +320,7 @@ class KafkaStream:
         if not leaving or self._settler is None:
             return
         try:
-            self._release(self._settler, leaving)
+            self._release(self._settler, leaving, self._config.release_timeout_s)
         except BaseException as problem:  # noqa: BLE001  # as in _on_assign
             self._callback_error = problem
 
@@ -342,53 +339,10 @@ class KafkaStream:
         if self._consumer is None:
             return
         wanted = {p for p in self._epochs if self._paused.everything or p in self._paused.partitions}
-        to_pause = [_at(partition) for partition in wanted - self._held]
-        to_resume = [_at(partition) for partition in self._held.intersection(self._epochs) - wanted]
+        to_pause = [at(partition) for partition in wanted - self._held]
+        to_resume = [at(partition) for partition in self._held.intersection(self._epochs) - wanted]
         if to_pause:
             self._consumer.pause(to_pause)
         if to_resume:
             self._consumer.resume(to_resume)
         self._held = wanted
-
-    def _position(self, partition: Partition) -> int | None:
-        """Where delivery stands; before the first message, the committed offset that it starts from."""
-        if self._consumer is None:
-            return None
-        position = self._consumer.position([_at(partition)])[0].offset
-        if position >= 0:
-            return position
-        if partition not in self._starts:
-            self._ask_starts()
-        return self._starts.get(partition)
-
-    def _ask_starts(self) -> None:
-        now = self._clock()
-        if self._consumer is None or (self._starts_asked_at is not None and now - self._starts_asked_at < 10.0):
-            return
-        self._starts_asked_at = now
-        unknown = [_at(partition) for partition in self._epochs if partition not in self._starts]
-        try:
-            for found in self._consumer.committed(unknown, timeout=1.0):
-                if not found.error:
-                    low, _ = self._consumer.get_watermark_offsets(found, cached=True)
-                    self._starts[Partition(found.topic, found.partition)] = max(found.offset, low, 0)
-        except KafkaException:
-            return
-
-
-def _at(partition: Partition) -> TopicPartition:
-    return TopicPartition(partition.topic, partition.number)
-
-
-_read_headers = operator.methodcaller("headers")
-"""confluent-kafka 2.16 returns a list and leaves an exception set where a name is not UTF-8. A plain call, once the
-interpreter has specialised it, does not look for that, and the exception comes up anywhere later."""
-
-
-def _headers(message: Message) -> Headers:
-    try:
-        headers = _read_headers(message)
-    except (UnicodeDecodeError, SystemError):
-        # Asked again, 2.16 answers with a tuple that holds a null pointer: ask once only.
-        return UNREADABLE_HEADERS
-    return cast("Headers", tuple(headers)) if headers else ()

@@ -21,7 +21,8 @@ from worker.adapters.kafka_client import (
     error_of,
     producer_properties,
 )
-from worker.adapters.kafka_refusals import Foresight, Report, produce
+from worker.adapters.kafka_refusals import Report, produce
+from worker.adapters.kafka_settling import GroupMember
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import Finished, Output, Partition, PartitionSettlement, RefusedOutput, Settled
@@ -82,7 +83,7 @@ class _Reports:
         return [failure for failure in self.failures if failure[2].code() in REFUSALS]
 
 
-class ExactlyOnce:
+class ExactlyOnce(GroupMember):
     """A transactional producer. A settlement is visible to readers with isolation.level=read_committed as a whole, with
     the offsets that follow from it, or not at all.
 
@@ -103,17 +104,11 @@ class ExactlyOnce:
         random_part: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         """Raises ConfigError where the brokers do not let this client use transactions."""
-        self._config = config
-        self._consumer = consumer
-        self._foresight = Foresight(config, topics, clock)
-        self._log = log
-        self._on_error = on_error
-        self._clock = clock
+        super().__init__(config, consumer, topics, log, on_error, clock)
         self._random_part = random_part
         self._id = self._new_id()
         self._producer: Producer | None = None
         self._initialised = False
-        self._served_at = clock()
         self._open = False
         self._in_doubt: dict[Partition, int] = {}
         self._committed: dict[Partition, int] = {}
@@ -159,7 +154,7 @@ class ExactlyOnce:
                 del self._learned[known]
 
     def serve(self) -> None:
-        self._served_at = self._clock()
+        self._note_poll()
         if self._producer is not None:
             self._producer.poll(0)
 
@@ -246,18 +241,6 @@ class ExactlyOnce:
         except KafkaException as problem:
             reports.failures.append((finished, output, error_of(problem)))
             raise
-
-    def _membership(self) -> Any:
-        """The group's metadata as of now, which the broker checks when the offsets arrive.
-
-        It would not check those of a member that the group took for dead and that knows it: without a member id they
-        pass for a producer's outside any group (Kafka 4.3), and a KIP-848 group without members takes any.
-        """
-        membership = self._consumer.consumer_group_metadata()
-        silent_ms = (self._clock() - self._served_at) * 1_000
-        if not self._consumer.memberid() or silent_ms >= self._config.max_poll_interval_ms:
-            raise StreamRetriable(f"this worker is no member of group {self._config.group_id!r} any more")
-        return membership
 
     def _flush(self, producer: Producer, reports: _Reports, deadline: float) -> None:
         left = producer.flush(max(0.0, deadline - self._clock()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -49,6 +49,43 @@ class Settler(Protocol):
         """Let go of the producer. False where a commit is unanswered: then the consumer's close would never return."""
 
 
+class GroupMember:
+    """What both ways to settle stand on: the clients of this process, and its membership of the group."""
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        consumer: Consumer,
+        topics: TopicLookup,
+        log: RationedLog,
+        on_error: Callable[[KafkaError], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._consumer = consumer
+        self._foresight = Foresight(config, topics, clock)
+        self._log = log
+        self._on_error = on_error
+        self._clock = clock
+        self._polled_at = clock()
+
+    def _note_poll(self) -> None:
+        """The stream is about to poll, which is what keeps a member in its group."""
+        self._polled_at = self._clock()
+
+    def _membership(self) -> Any:
+        """The group's metadata as of now, which the brokers check when offsets arrive. Raises StreamRetriable.
+
+        They would not check those of a member that the group took for dead and that knows it: without a member id they
+        pass for a client's outside any group (Kafka 4.3), and a KIP-848 group without members takes any.
+        """
+        membership = self._consumer.consumer_group_metadata()
+        silent_ms = (self._clock() - self._polled_at) * 1_000
+        if not self._consumer.memberid() or silent_ms >= self._config.max_poll_interval_ms:
+            raise StreamRetriable(f"this worker is no member of group {self._config.group_id!r} any more")
+        return membership
+
+
 class _Progress:
     """One partition of a settlement on its way: what is unacknowledged, and where its first failure is."""
 
@@ -84,7 +121,7 @@ class _Progress:
             self.failures.pop(later, None)
 
 
-class AtLeastOnce:
+class AtLeastOnce(GroupMember):
     """An idempotent producer, then one commit of what was acknowledged.
 
     librdkafka 2.16's synchronous commit never returns while the group's coordinator is away. So commits are sent
@@ -100,19 +137,15 @@ class AtLeastOnce:
         on_error: Callable[[KafkaError], None],
         clock: Callable[[], float],
     ) -> None:
-        self._config = config
-        self._consumer = consumer
-        self._log = log
-        self._on_error = on_error
-        self._clock = clock
+        super().__init__(config, consumer, topics, log, on_error, clock)
         self._producer_failed = False
         self._producer = self._new_producer()
         self._acknowledged: dict[Partition, int] = {}
-        self._foresight = Foresight(config, topics, clock)
         self._unanswered_commits = 0
 
     def settle(self, partitions: Sequence[PartitionSettlement], timeout_s: float) -> Settled:
         deadline = self._clock() + timeout_s
+        self._membership()  # first: what it produced now, another member will produce too
         if self._producer_failed:
             self._producer = self._new_producer()
             self._producer_failed = False
@@ -145,6 +178,7 @@ class AtLeastOnce:
             self._acknowledged.pop(partition, None)
 
     def serve(self) -> None:
+        self._note_poll()
         self._serve(0)
 
     def commit_answered(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
@@ -240,6 +274,7 @@ class AtLeastOnce:
         """Those of the targets that the coordinator confirms."""
         if not targets:
             return {}
+        self._membership()
         asked = [TopicPartition(partition.topic, partition.number) for partition in targets]
         wanted = [TopicPartition(p.topic, p.number, offset) for p, offset in targets.items()]
         try:

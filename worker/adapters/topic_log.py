@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -18,6 +16,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from worker.adapters.kafka_records import headers_of, offset_of, partition_of, timestamp_of
 from worker.core.envelope import Headers
 from worker.errors import ConfigError, StreamRetriable
 from worker.ports import Output, Partition
@@ -174,7 +173,7 @@ class TopicReader:
                         yield _record(message)
                     elif error.code() == KafkaError._PARTITION_EOF:
                         quiet_since = time.monotonic()
-                        ended.add(_partition(message))
+                        ended.add(partition_of(message))
                     elif error.fatal() or not error.retriable():
                         raise StreamRetriable(f"reading failed: {error.str()}")
                 if time.monotonic() - quiet_since > timeout_s:
@@ -184,20 +183,14 @@ class TopicReader:
 
 
 def _record(message: Message) -> Record:
-    kind, timestamp = message.timestamp()
     return Record(
-        _partition(message),
-        cast("int", message.offset()),
+        partition_of(message),
+        offset_of(message),
         message.key(),
         message.value(),
-        cast("Headers", tuple(message.headers() or ())),
-        -1 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+        headers_of(message),
+        timestamp_of(message),
     )
-
-
-def _partition(message: Message) -> Partition:
-    """A message that was consumed has a place; the client's types also cover messages that were never sent."""
-    return Partition(cast("str", message.topic()), cast("int", message.partition()))
 
 
 class _Silent:

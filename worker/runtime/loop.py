@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
 from worker.core.policy import escalate_unscored, reason
 from worker.core.rules import RuleSet
 from worker.core.ticket import Ticket, parse_ticket
-from worker.errors import InvalidTicket, StreamFatal, StreamRetriable
+from worker.errors import InvalidTicket, StreamFatal, StreamRetriable, TooManyDeadLetters
 from worker.ports import Delivery, Output, Partition, Paused, RefusedOutput, Settled, Settlement, TicketStream
+from worker.runtime.dead_letter_guard import DeadLetterGuard
 from worker.runtime.endpoints import EnginePool
 from worker.runtime.journal import Journal
 from worker.runtime.offsets import OffsetTracker
 from worker.runtime.outputs import Outputs
 from worker.runtime.router import Routed, Router
 from worker.runtime.stream_thread import Demand, StreamThread
+from worker.runtime.watchdog import Sight, Standstill, Watchdog
 from worker.telemetry import Attribute, TicketSpan, Tracing
 
 MAX_RECORDS = 500
+BRIEFLY_S = 0.5
+"""So long a full worker takes nothing before it pauses its partitions: what the client has fetched of a paused one it
+throws away, and fetches again."""
+SLOWLY = 256
+"""So many tickets in flight are enough for an engine of which nothing is known yet."""
+WATCH_S = 1.0
+SHOWN = 3
+"""So many sentences fit the line of /readyz; /status has them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,14 @@ class Limits:
     drain_s: float = 20.0
     revoke_s: float = 3.0
     """How long a partition that is being revoked waits for its tickets in flight."""
+    ticket_deadline_s: float = 60.0
+    """That of the router, which ends a ticket in order: before it nothing counts as stalled."""
+    stalled_s: float = 120.0
+    """So long something that should move may stand still before the worker is not ready any more."""
+    unassigned_s: float = 60.0
+    """The same for having no partition at all."""
+    dead_letter_limit: float = 0.0
+    """The share of dead letters that ends the worker; 0 is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +64,43 @@ class Status:
     settled: int
     """Deliveries settled since the start."""
     lag: int | None
+    """Messages behind the end of all assigned partitions; None where that is not known of every one."""
+    lags: Mapping[str, int | None]
+    """The same for each, by `topic/number`."""
     engine_up: bool
     engine_trouble: str | None
+    engine_alarm: str | None
+    """Which engines have mixed up rows and are not trusted again yet."""
     broker_trouble: str | None
+    standstills: tuple[Standstill, ...]
+    """What should have moved by now."""
     draining: bool
+
+    oldest_age_s: float
+    """Since the oldest ticket in flight was written, by its message's timestamp; 0 where none is in flight."""
 
     @property
     def ready(self) -> bool:
         """Tickets are being consumed, or would be if there were any."""
-        return self.assigned > 0 and self.engine_up and self.broker_trouble is None and not self.draining
+        well = self.engine_up and self.broker_trouble is None and not self.standstills
+        return self.assigned > 0 and well and not self.draining
+
+    def why_not(self) -> str:
+        """Why it is not ready, in one line."""
+        if self.draining:
+            return "draining"
+        if self.broker_trouble is not None:
+            return f"broker: {self.broker_trouble}"
+        if self.standstills:
+            return "; ".join(each.sentence for each in self.standstills[:SHOWN])
+        if not self.engine_up:
+            return f"engine is down, tickets wait: {self.engine_trouble}"
+        return "no partitions assigned"
+
+    def shown(self) -> Mapping[str, object]:
+        """Everything, as the health port shows it."""
+        own = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**own, "standstills": [each.sentence for each in self.standstills]}
 
 
 class Worker:
@@ -73,6 +119,7 @@ class Worker:
         tracing: Tracing,
         clock: Callable[[], float],
         now: Callable[[], datetime],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._stream = stream
         self._router = router
@@ -84,19 +131,31 @@ class Worker:
         self._tracing = tracing
         self._clock = clock
         self._now = now
+        self._sleep = sleep
+        self._watchdog = Watchdog(
+            stalled_s=limits.stalled_s,
+            unassigned_s=limits.unassigned_s,
+            ticket_deadline_s=limits.ticket_deadline_s,
+        )
+        self._guard = DeadLetterGuard(limits.dead_letter_limit)
         self._tracker = OffsetTracker()
         self._tasks: dict[Partition, set[asyncio.Task[None]]] = {}
         self._stopping = asyncio.Event()
         self._nothing_in_flight = asyncio.Event()
         self._nothing_in_flight.set()
         self._full = False
+        self._full_since = 0.0
+        self._per_second = 0.0
         self._crowded: frozenset[Partition] = frozenset()
+        self._paused = Paused()
+        self._asked = 0
         self._settled = 0
-        self._lag: int | None = None
+        self._lags: Mapping[Partition, int | None] = {}
         self._trouble: str | None = None
 
     async def run(self) -> None:
-        """Consume until `stop`. Raises ConfigError, StreamFatal; tickets then stay uncommitted for another worker."""
+        """Consume until `stop`. Raises ConfigError, StreamFatal, TooManyDeadLetters; what was not settled then stays
+        uncommitted, for another worker."""
         thread = StreamThread(
             self._stream,
             self,
@@ -108,14 +167,20 @@ class Worker:
         await thread.start()
         stopping = asyncio.create_task(self._stopping.wait())
         ended = asyncio.create_task(thread.wait())
+        watching = asyncio.create_task(self._watch_over())
         try:
-            await asyncio.wait([stopping, ended], return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
+            await asyncio.wait([stopping, ended, watching], return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()  # raises: the watch ends by itself only by a fault
+            if stopping.done() and self._guard.verdict is None:
                 await self._drain(ended)
             thread.leave()
             await ended
+            if self._guard.verdict is not None:
+                raise TooManyDeadLetters(self._guard.verdict)
         finally:
             stopping.cancel()
+            watching.cancel()
             thread.leave()
             self._cancel(tuple(self._tasks))
 
@@ -129,17 +194,47 @@ class Worker:
             in_flight=self._tracker.in_flight,
             in_flight_bytes=self._tracker.bytes_in_flight,
             settled=self._settled,
-            lag=self._lag,
+            lag=self._lag(),
+            lags={f"{partition.topic}/{partition.number}": lag for partition, lag in self._lags.items()},
             engine_up=self._pool.is_up,
             engine_trouble=self._pool.trouble,
+            engine_alarm=self._pool.alarm,
             broker_trouble=self._trouble,
+            standstills=self._watchdog.standstills,
             draining=self._stopping.is_set(),
+            oldest_age_s=self._oldest_age_s(),
         )
+
+    def _oldest_age_s(self) -> float:
+        written_ms = self._tracker.oldest_timestamp_ms()
+        return 0.0 if written_ms is None else max(0.0, self._now().timestamp() - written_ms / 1000)
 
     async def _drain(self, ended: asyncio.Task[None]) -> None:
         nothing_left = asyncio.create_task(self._nothing_in_flight.wait())
         await asyncio.wait([nothing_left, ended], timeout=self._limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
         nothing_left.cancel()
+
+    def _lag(self) -> int | None:
+        behind = 0
+        for partition in self._tracker.held():
+            lag = self._lags.get(partition)
+            if lag is None:
+                return None
+            behind += lag
+        return behind
+
+    async def _watch_over(self) -> None:
+        settled = 0
+        while True:
+            await self._sleep(WATCH_S)
+            if self._stopping.is_set():
+                continue  # whoever drains owes nothing
+            self._per_second += 0.3 * ((self._settled - settled) / WATCH_S - self._per_second)
+            settled = self._settled
+            before = self._watchdog.standstills
+            sight = Sight(self._tracker.progress(), self._lags, self._paused, self._asked, self._pool.is_up)
+            self._watchdog.look(self._clock(), sight)
+            self._journal.watched(before, self._watchdog.standstills)
 
     # -- what the stream's thread asks (LoopSide) ------------------------------------------------------------------
 
@@ -157,17 +252,32 @@ class Worker:
         limits = self._limits
         held = self._tracker.held()
         in_flight, size = self._tracker.in_flight, self._tracker.bytes_in_flight
-        room = limits.max_in_flight - in_flight
+        most = self._most_in_flight()
+        room = most - in_flight
         room_bytes = (limits.max_in_flight_bytes - size) // limits.max_ticket_bytes  # as if each were the largest
         if room < 1 or room_bytes < 1:
+            if not self._full:
+                self._full_since = self._clock()
             self._full = True
-        elif in_flight <= limits.max_in_flight // 2 and size <= limits.max_in_flight_bytes // 2:
+        elif in_flight <= most // 2 and size <= limits.max_in_flight_bytes // 2:
             self._full = False
+        briefly = self._full and self._clock() - self._full_since < BRIEFLY_S and not self._stopping.is_set()
         self._crowded = self._crowded_partitions(held)
-        return Demand(
-            max_records=max(1, min(MAX_RECORDS, room, room_bytes)),
-            paused=Paused(everything=self._full or self._stopping.is_set(), partitions=self._crowded),
+        self._paused = Paused(
+            everything=(self._full and not briefly) or self._stopping.is_set(), partitions=self._crowded
         )
+        self._asked += 1
+        finished = in_flight - self._tracker.open_deliveries()
+        return Demand(
+            max_records=0 if briefly else max(1, min(MAX_RECORDS, room, room_bytes)),
+            paused=self._paused,
+            settle=finished >= max(1, most // 2),
+        )
+
+    def _most_in_flight(self) -> int:
+        """No more than get through in a quarter of a ticket's deadline: with a slow engine they would wait in vain."""
+        in_time = int(self._per_second * self._limits.ticket_deadline_s / 4)
+        return min(self._limits.max_in_flight, max(SLOWLY, in_time))
 
     def _crowded_partitions(self, held: Mapping[Partition, int]) -> frozenset[Partition]:
         """Partitions that hold more than their share: one hot or stuck partition must leave room for the others."""
@@ -181,7 +291,7 @@ class Worker:
         )
 
     def ready(self) -> Settlement:
-        return self._tracker.ready()
+        return self._allowed(self._tracker.ready())
 
     def settled(self, settlement: Settlement, settled: Settled, seconds: float) -> None:
         count = self._tracker.settled(settlement, settled.committed)
@@ -205,6 +315,8 @@ class Worker:
                     f"topic '{self._rule_set.dead_letter_topic}' refuses even a pointer to the ticket at "
                     f"{where[0].topic}/{where[0].number}/{where[1]} ({group[0].code}); nothing was committed past it"
                 )
+            if any(output.topic == self._rule_set.dead_letter_topic for output in instead):
+                self._judged(group[0].delivery, "undeliverable")
             self._tracker.complete(group[0].delivery, instead)
 
     def settling_failed(self, error: StreamRetriable) -> None:
@@ -221,7 +333,7 @@ class Worker:
         tasks = [task for partition in partitions for task in self._tasks.get(partition, ())]
         if tasks:
             await asyncio.wait(tasks, timeout=allowed_s)
-        return self._tracker.ready(partitions)
+        return self._allowed(self._tracker.ready(partitions))
 
     def forget(self, partitions: Sequence[Partition]) -> None:
         self._cancel(partitions)
@@ -229,8 +341,8 @@ class Worker:
         self._mark_idleness()
         self._journal.forgotten(partitions)
 
-    def observe(self, lag: int | None, trouble: str | None) -> None:
-        self._lag = lag
+    def observe(self, lags: Mapping[Partition, int | None], trouble: str | None) -> None:
+        self._lags = lags
         if trouble != self._trouble:
             self._trouble = trouble
             self._journal.trouble(trouble)
@@ -255,10 +367,15 @@ class Worker:
     async def _outcome(self, delivery: Delivery, span: TicketSpan | None) -> tuple[Output, ...]:
         started = self._clock()
         try:
-            ticket = parse_ticket(delivery.value, self._rule_set.rules.intake, self._limits.max_ticket_bytes)
+            rules = self._rule_set
+            ticket = parse_ticket(
+                delivery.value, rules.rules.intake, self._limits.max_ticket_bytes, rules.categories.prompt.canonicalise
+            )
         except InvalidTicket as error:
             self._journal.dead_lettered(delivery, error)
+            self._judged(delivery, error.code)
             return self._outputs.dead_letter(delivery, error)
+        self._judged(delivery, None)
         routed = await self._router.route(ticket)
         return self._publish(delivery, ticket, routed, self._clock() - started, span)
 
@@ -273,6 +390,14 @@ class Worker:
         span.set(Attribute.REASON, envelope.reasons[0].code)
         span.set(Attribute.DECISION_ID, envelope.decision_id)
         return self._outputs.decided(replace(delivery, headers=span.carry(delivery.headers)), envelope)
+
+    def _judged(self, delivery: Delivery, code: str | None) -> None:
+        self._guard.judged(delivery, code, self._clock())
+        if self._guard.verdict is not None:
+            self._stopping.set()
+
+    def _allowed(self, settlement: Settlement) -> Settlement:
+        return self._guard.without_held(settlement, self._rule_set.dead_letter_topic, self._clock())
 
     def _mark_idleness(self) -> None:
         if self._tracker.in_flight:

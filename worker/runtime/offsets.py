@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,18 @@ from worker.ports import (
     PartitionSettlement,
     Settlement,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one assigned partition has come."""
+
+    epoch: int
+    newest: int | None
+    """Offset of the delivery that was tracked last under this assignment."""
+    oldest: int | None
+    """Offset of the oldest delivery that is held; None where nothing is."""
+    oldest_finished: bool = False
 
 
 @dataclass(slots=True)
@@ -31,6 +44,7 @@ class _Lane:
     entries: deque[_Entry] = field(default_factory=deque)
     by_offset: dict[int, _Entry] = field(default_factory=dict)
     open: int = 0
+    newest: int | None = None
 
 
 class OffsetTracker:
@@ -70,6 +84,7 @@ class OffsetTracker:
         lane.entries.append(entry)
         lane.by_offset[delivery.offset] = entry
         lane.open += 1
+        lane.newest = delivery.offset
         self.in_flight += 1
         self.bytes_in_flight += size
         return True
@@ -127,6 +142,30 @@ class OffsetTracker:
     def held(self) -> Mapping[Partition, int]:
         """Deliveries held per assigned partition."""
         return {partition: len(lane.entries) for partition, lane in self._lanes.items()}
+
+    def progress(self) -> Mapping[Partition, Progress]:
+        """Of every assigned partition."""
+        found = {}
+        for partition, lane in self._lanes.items():
+            oldest = lane.entries[0] if lane.entries else None
+            found[partition] = Progress(
+                lane.epoch,
+                lane.newest,
+                oldest.delivery.offset if oldest is not None else None,
+                oldest is not None and oldest.outputs is not None,
+            )
+        return found
+
+    def oldest_timestamp_ms(self) -> int | None:
+        """When the oldest message that is held was written; None where none is held or none says when.
+
+        May be called on any thread.
+        """
+        heads = []
+        for lane in list(self._lanes.values()):
+            with contextlib.suppress(IndexError):
+                heads.append(lane.entries[0].delivery.timestamp_ms)
+        return min((head for head in heads if head >= 0), default=None)
 
     def owns(self, delivery: Delivery) -> bool:
         """Whether the delivery's assignment is still in force."""

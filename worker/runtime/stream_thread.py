@@ -20,6 +20,9 @@ from worker.ports import Delivery, Partition, Paused, Settled, Settlement, Ticke
 T = TypeVar("T")
 
 POLL_S = 0.02
+SOON_S = 0.005
+EARLY = 0.75
+"""Where much is finished, at most this share of the interval between two settlements is left out."""
 ANSWER_S = 5.0
 """How long the thread waits for the loop before it goes on polling (the loop should answer in a millisecond)."""
 
@@ -29,7 +32,10 @@ class Demand:
     """What the loop wants of the next poll."""
 
     max_records: int
+    """0: do not poll, ask again soon."""
     paused: Paused
+    settle: bool = False
+    """Without waiting for the end of the interval."""
 
 
 class LoopSide(Protocol):
@@ -53,7 +59,7 @@ class LoopSide(Protocol):
 
     def forget(self, partitions: Sequence[Partition]) -> None: ...
 
-    def observe(self, lag: int | None, trouble: str | None) -> None: ...
+    def observe(self, lags: Mapping[Partition, int | None], trouble: str | None) -> None: ...
 
 
 class _Gone(Exception):
@@ -80,6 +86,7 @@ class StreamThread:
         self._revoke_s = revoke_s
         self._clock = clock
         self._leave = threading.Event()
+        self._failing = False
         self._opened: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._main, name="ticket-stream", daemon=True)
@@ -124,18 +131,21 @@ class StreamThread:
             demand = self._ask(self._side.demand)
             if demand is not None:
                 self._stream.set_paused(demand.paused)
-                deliveries = self._stream.poll(demand.max_records, POLL_S)
-                if deliveries:
+                if demand.max_records == 0:
+                    self._leave.wait(SOON_S)
+                elif deliveries := self._stream.poll(demand.max_records, POLL_S):
                     # Not `_ask`: these must be admitted exactly once, also where the loop is slow to answer.
                     self._wait(self._call(self._side.admit, deliveries))
             now = self._clock()
-            if now >= settle_at:
+            early = demand is not None and demand.settle and not self._failing
+            if now >= (settle_at - EARLY * self._settle_interval_s if early else settle_at):
                 self._settle_ready()
                 settle_at = self._clock() + self._settle_interval_s
             if now >= observe_at:
                 self._tell(self._side.observe, self._stream.lag(), self._stream.trouble())
                 observe_at = now + 1.0
-        self._settle_ready()
+        if not self._failing:  # else closing tries once more, and not for long
+            self._settle_ready()
 
     def _settle_ready(self) -> None:
         settlement = self._ask(self._side.ready)
@@ -145,8 +155,10 @@ class StreamThread:
         try:
             settled = self._stream.settle(settlement)
         except StreamRetriable as error:
+            self._failing = True
             self._tell(self._side.settling_failed, error)
             return
+        self._failing = False
         self._wait(self._call(self._side.settled, settlement, settled, self._clock() - started))
 
     # AssignmentListener, called from inside poll and close

@@ -1,0 +1,29 @@
+"""Topics as logs: whole topics can be read whatever their producers wrote."""
+
+from __future__ import annotations
+
+from tests.servers.faulty_broker import FaultyBroker, produce_raw
+from worker.adapters.kafka_records import UNREADABLE_HEADERS
+from worker.adapters.topic_log import TopicReader, TopicWriter
+from worker.ports import Output
+
+
+def test_a_header_name_that_is_not_utf8_does_not_end_the_reader(embedded_broker: FaultyBroker) -> None:
+    """Among many others, because the interpreter calls what it calls often without looking for errors."""
+    embedded_broker.create_topic("log", 1)
+    writer = TopicWriter(embedded_broker.bootstrap_servers)
+    for round_ in range(3):
+        for n in range(100):
+            writer.write(Output("log", b"k", b"%d" % n, (("fine", b"\xc3\x28"), ("none", None))), 0)
+        writer.flush(30)
+        produce_raw(embedded_broker, "log", b"key", b"unreadable %d" % round_, [(b"\xc3\x28", b"x"), (b"fine", b"y")])
+    reader = TopicReader(embedded_broker.bootstrap_servers)
+    try:
+        records = list(reader.records(["log"]))
+    finally:
+        reader.close()
+    assert len(records) == 303
+    unreadable = [record for record in records if record.key == b"key"]
+    assert [record.headers for record in unreadable] == [UNREADABLE_HEADERS] * 3
+    assert [record.value for record in unreadable] == [b"unreadable %d" % n for n in range(3)]
+    assert all(r.headers == (("fine", b"\xc3\x28"), ("none", None)) for r in records if r.key == b"k")

@@ -1,0 +1,43 @@
+"""What a Kafka message is made of, read with care for what other producers may have written."""
+
+from __future__ import annotations
+
+import operator
+from typing import cast
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from worker.ports import Headers, Partition
+
+UNREADABLE_HEADERS: Headers = (("ticket-router-unreadable-headers", b"a header name is not UTF-8"),)
+"""In the place of a message's headers where one of their names is not UTF-8: confluent-kafka 2.16 cannot show them."""
+
+NO_TIMESTAMP_MS = -1
+
+_read_headers = operator.methodcaller("headers")
+"""confluent-kafka 2.16 returns a list and leaves an exception set where a name is not UTF-8. A plain call, once the
+interpreter has specialised it, does not look for that, and the exception comes up anywhere later."""
+
+
+def headers_of(message: Message) -> Headers:
+    try:
+        headers = _read_headers(message)
+    except (UnicodeDecodeError, SystemError):
+        # Asked again, 2.16 answers with a tuple that holds a null pointer: ask once only.
+        return UNREADABLE_HEADERS
+    return cast("Headers", tuple(headers)) if headers else ()
+
+
+def partition_of(message: Message) -> Partition:
+    """A message that was consumed has a place; the client's types also cover messages that were never sent."""
+    return Partition(cast("str", message.topic()), cast("int", message.partition()))
+
+
+def offset_of(message: Message) -> int:
+    return cast("int", message.offset())
+
+
+def timestamp_of(message: Message) -> int:
+    """Milliseconds as the producer or the broker stated them, whatever they mean; -1 where there are none."""
+    kind, timestamp_ms = message.timestamp()
+    return NO_TIMESTAMP_MS if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms
