@@ -1,48 +1,98 @@
-"""CacheBatch: joins the cache look-ups of tickets that arrive together into one round trip."""
+"""CacheBatch: joins the cache look-ups of tickets that come together, and waits where another worker scores already."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from worker.core.scores import LabelScores
-from worker.ports import ScoreCache
+from worker.ports import Lease, ScoreCache, SharedScoreCache
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a ticket waits for another worker's scores before it is scored here as well. Seconds."""
+
+    lease_s: float = 2.0
+    """What a worker that died costs those who wait for it. Scoring that takes longer is done twice."""
+    longest_s: float = 2.0
+    """Not above the latency that an engine is meant to have (Health.latency_target_s): asking it would take as long."""
+    poll_s: float = 0.025
+    vain_to_stop: int = 16
+    """So many waits in a row without scores, and nobody waits for a while: leases then only cost time."""
+    stopped_s: float = 30.0
 
 
 class CacheBatch:
-    """Look-ups made in one turn of the event loop share an MGET; writes are made behind the ticket's back.
+    """Look-ups made in one turn of the event loop share a round trip; writes are made behind the ticket's back.
 
-    At most `max_writes` writes wait; more are dropped, since a cache that can't keep up is only a slower cache.
+    Equal keys are looked up once, whoever asks. Where the cache is shared, one worker at a time scores a key and the
+    others wait for it; that fails open, too. At most `max_writes` writes wait; more are dropped, since a cache that
+    can't keep up is only a slower cache.
     """
 
-    def __init__(self, cache: ScoreCache, max_writes: int = 1024) -> None:
+    def __init__(
+        self,
+        cache: ScoreCache,
+        max_writes: int = 1024,
+        *,
+        waits: Waits | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._cache = cache
+        self._shared = cache if isinstance(cache, SharedScoreCache) else None
         self._max_writes = max_writes
-        self._reads: dict[str, asyncio.Future[LabelScores | None]] = {}
+        self._waits = waits or Waits()
+        self._sleep = sleep
+        self._looked_for: dict[str, asyncio.Future[LabelScores | None]] = {}
+        self._queue: list[str] = []
+        """Of these keys, those that the next look-up takes along."""
+        self._waiting: dict[str, float] = {}
+        """Those that another worker scores, and the time until which they wait for it."""
         self._writes: dict[str, LabelScores] = {}
+        self._releases: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing = False
+        self._writing = self._polling = False
+        self._closed = False
+        self._vain = 0
+        self._stopped_until = float("-inf")
+        self.counters: dict[str, int] = dict.fromkeys(("waits", "answered", "takeovers", "in_vain"), 0)
+        """Keys that another worker was scoring, and how each wait ended."""
 
     async def get(self, key: str) -> LabelScores | None:
-        """None is a miss. Never raises."""
-        future = self._reads.get(key)
+        """None is a miss: score it, then `put` or `release` the key. Never raises."""
+        written = self._writes.get(key)
+        if written is not None:
+            return written
+        future = self._looked_for.get(key)
         if future is None:
-            if not self._reads:
+            if not self._queue:
                 asyncio.get_running_loop().call_soon(self._start, self._read)
-            future = self._reads[key] = asyncio.get_running_loop().create_future()
+            future = self._looked_for[key] = asyncio.get_running_loop().create_future()
+            self._queue.append(key)
         return await asyncio.shield(future)
 
     def put(self, key: str, scores: LabelScores) -> None:
         """Best effort, not waited for."""
+        self._settle(key, scores)
         if len(self._writes) >= self._max_writes:
             return
         self._writes[key] = scores
-        if not self._writing:
-            self._writing = True
-            self._start(self._write)
+        self._write_soon()
+
+    def release(self, key: str) -> None:
+        """There will be no scores to put: whoever waits for them needs to know."""
+        if self._shared is None or len(self._releases) >= self._max_writes:
+            return
+        self._releases.add(key)
+        self._write_soon()
 
     async def aclose(self) -> None:
         """Let pending writes end (the cache's own deadline bounds them)."""
+        self._closed = True
+        for key in tuple(self._waiting):
+            self._settle(key, None)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, work: Callable[[], object]) -> None:
@@ -50,20 +100,94 @@ class CacheBatch:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _settle(self, key: str, scores: LabelScores | None) -> None:
+        self._waiting.pop(key, None)
+        future = self._looked_for.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(scores)
+
     async def _read(self) -> None:
-        reads, self._reads = self._reads, {}
+        keys, self._queue = self._queue, []
+        futures = [self._looked_for.get(key) for key in keys]
         try:
-            for future, scores in zip(reads.values(), await self._cache.get_many(list(reads)), strict=True):
-                future.set_result(scores)
+            if self._shared is None:
+                answers: Sequence[LabelScores | Lease | None] = await self._cache.get_many(keys)
+            else:
+                answers = await self._shared.get_or_lease(keys, self._waits.lease_s)
+            for key, future, answer in zip(keys, futures, answers, strict=True):
+                if future is None or future.done():
+                    continue  # put meanwhile
+                if answer is Lease.THEIRS and self._may_wait():
+                    self._wait(key)
+                else:
+                    self._settle(key, answer if isinstance(answer, LabelScores) else None)
         finally:
-            for future in reads.values():  # whatever went wrong in there, a ticket never waits for its cache
-                if not future.done():
-                    future.set_result(None)
+            for key, future in zip(keys, futures, strict=True):
+                # Whatever went wrong in there, a ticket never waits for its cache.
+                if future is not None and not future.done() and key not in self._waiting:
+                    self._settle(key, None)
+
+    # -- waiting for another worker --------------------------------------------------------------------------------
+
+    def _may_wait(self) -> bool:
+        return not self._closed and asyncio.get_running_loop().time() >= self._stopped_until
+
+    def _wait(self, key: str) -> None:
+        self.counters["waits"] += 1
+        if not self._polling:
+            self._polling = True
+            self._start(self._poll)
+        self._waiting[key] = asyncio.get_running_loop().time() + self._waits.longest_s
+
+    async def _poll(self) -> None:
+        """Asks for all keys together until each has scores, a free lease, or waited long enough."""
+        try:
+            while self._waiting:
+                await self._sleep(self._waits.poll_s)
+                await self._ask_again()
+        finally:
+            self._polling = False
+            for key in tuple(self._waiting):
+                self._settle(key, None)
+
+    async def _ask_again(self) -> None:
+        keys = list(self._waiting)
+        if self._shared is None or not keys:
+            return
+        answers = await self._shared.get_or_lease(keys, self._waits.lease_s)
+        now = asyncio.get_running_loop().time()
+        for key, answer in zip(keys, answers, strict=True):
+            until = self._waiting.get(key)
+            if until is None or (answer is Lease.THEIRS and now < until):
+                continue
+            if isinstance(answer, LabelScores):
+                self._ended("answered", key, answer)
+            else:
+                self._ended("takeovers" if answer is Lease.OURS else "in_vain", key, None)
+
+    def _ended(self, how: str, key: str, scores: LabelScores | None) -> None:
+        self.counters[how] += 1
+        self._vain = self._vain + 1 if how == "in_vain" else 0
+        if self._vain >= self._waits.vain_to_stop:
+            self._vain = 0
+            self._stopped_until = asyncio.get_running_loop().time() + self._waits.stopped_s
+        self._settle(key, scores)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _write_soon(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._start(self._write)
 
     async def _write(self) -> None:
         try:
-            while self._writes:
-                writes, self._writes = self._writes, {}
-                await self._cache.put_many(writes)
+            while self._writes or self._releases:
+                writes, releases = self._writes, list(self._releases)
+                self._writes, self._releases = {}, set()
+                if writes:
+                    await self._cache.put_many(writes)
+                if releases and self._shared is not None:
+                    await self._shared.release(releases)
         finally:
             self._writing = False
