@@ -19,6 +19,7 @@ from worker.core.policy import Calibration
 from worker.core.primitives import ChooseOne
 from worker.core.prompt import Prompt
 from worker.core.rules import RuleSet
+from worker.ports import ScoreCache
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.endpoints import EnginePool, Health
@@ -49,6 +50,7 @@ def make_worker(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     metrics: Metrics | None = None,
     stream: MemoryStream | None = None,
+    cache: ScoreCache | None = None,
 ) -> Worker:
     """A worker with everything real but the broker, the engine and the cache."""
     primitive = ChooseOne(Prompt("p", "\n:"), Labels(("a", "b", "c"), (1, 2, 3)))
@@ -68,7 +70,7 @@ def make_worker(
         rule_set=rules,
         primitive=primitive,
         calibration=Calibration(made),
-        cache=CacheBatch(MemoryCache()),
+        cache=CacheBatch(cache or MemoryCache()),
         cache_key=lambda tenant, text: f"{tenant}/{text}",
         batcher=Batcher(pool.score, max_items=8, max_wait_s=0.001, concurrency=4),
         pool=pool,
@@ -89,6 +91,7 @@ def make_worker(
         tracing=NoTracing(),
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),
+        sleep=sleep,
     )
 
 

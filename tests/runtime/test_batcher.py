@@ -11,6 +11,7 @@ from tests.runtime.engines import ScriptedEngine
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineUnavailable, InvalidAnswer, RequestRefused
 from worker.runtime.batcher import Batcher
+from worker.runtime.limiter import BatchSize
 
 
 def request(text: str, prefix: str = "p") -> ScoreRequest:
@@ -104,3 +105,52 @@ async def test_an_adapter_bug_reaches_the_caller() -> None:
     async with asyncio.timeout(5):
         with pytest.raises(KeyError):
             await batcher.score(request("a"))
+
+
+async def test_a_batch_grows_while_every_call_is_under_way() -> None:
+    engine = ScriptedEngine(delay_s=0.2)
+    batcher = Batcher(engine.score, max_items=32, max_wait_s=0.001, concurrency=1)
+    scoring = [asyncio.create_task(batcher.score(request("0")))]
+    while not engine.calls:
+        await asyncio.sleep(0.001)
+    for number in range(1, 41):  # each comes later than the longest wait of the one before
+        scoring.append(asyncio.create_task(batcher.score(request(str(number)))))
+        await asyncio.sleep(0.002)
+    await asyncio.gather(*scoring)
+    assert [len(call) for call in engine.calls] == [1, 32, 8]
+    assert [int(text) for call in engine.calls for text in call] == list(range(41))
+
+
+async def test_a_call_has_no_more_items_than_the_size_of_the_moment() -> None:
+    engine = ScriptedEngine()
+    size = 4
+    batcher = Batcher(engine.score, max_items=32, max_wait_s=0.005, concurrency=1, size=lambda: size)
+    await asyncio.gather(*(batcher.score(request(str(n))) for n in range(10)))
+    size = 8
+    await asyncio.gather(*(batcher.score(request(f"later {n}")) for n in range(10)))
+    assert [len(call) for call in engine.calls] == [4, 4, 2, 8, 2]
+
+
+async def test_no_prefix_waits_for_all_of_another() -> None:
+    engine = ScriptedEngine(delay_s=0.001)
+    batcher = Batcher(engine.score, max_items=2, max_wait_s=0.001, concurrency=1)
+    await asyncio.gather(
+        *(batcher.score(request(f"one {n}", "one")) for n in range(20)), batcher.score(request("two", "two"))
+    )
+    assert ["two"] in engine.calls[:4]
+
+
+def test_calls_that_take_too_long_carry_fewer_and_grow_back_when_they_are_quick() -> None:
+    size = BatchSize(32, target_s=4.0)
+    for _ in range(8):  # of one slow moment
+        size.answered(32, 16.0)
+    assert size.limit == 4
+    size.answered(4, 3.0)
+    assert size.limit == 4, "quick enough to stay, not to grow"
+    size.answered(2, 0.1)
+    assert size.limit == 4, "a call that was not full proves nothing"
+    for _ in range(30):
+        size.answered(size.limit, 0.5)
+    assert size.limit == 32
+    size.answered(32, 10_000.0)
+    assert size.limit == 1

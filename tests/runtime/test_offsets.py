@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +74,17 @@ def test_a_redelivered_offset_is_tracked_once() -> None:
     assert tracked.track(delivery(0))
     assert not tracked.track(delivery(0))
     assert tracked.in_flight == 1
+
+
+def test_the_oldest_message_is_the_one_that_was_written_first_of_those_that_are_held() -> None:
+    tracked = tracker(P0, P1)
+    assert tracked.oldest_timestamp_ms() is None
+    for offset, written_ms in ((0, 700), (1, 300)):
+        tracked.track(replace(delivery(offset), timestamp_ms=written_ms))
+    tracked.track(replace(delivery(0, P1), timestamp_ms=-1))  # the broker says nothing of it
+    assert tracked.oldest_timestamp_ms() == 700, "of each partition, the delivery that holds its commits up"
+    tracked.forget([P0])
+    assert tracked.oldest_timestamp_ms() is None
 
 
 def test_partial_commit_keeps_the_rest() -> None:

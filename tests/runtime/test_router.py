@@ -202,8 +202,15 @@ async def test_one_death_of_the_engine_is_counted_once_for_a_ticket_on_stale_con
 
 
 async def test_a_slow_engine_ends_at_the_tickets_deadline() -> None:
-    bench = Bench(ScriptedEngine(delay_s=30), deadline_s=0.05)
+    class Slow(ScriptedEngine):
+        async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+            if any("label" in request.item for request in requests):  # probes are answered
+                await asyncio.sleep(30)
+            return await super().score(requests)
+
+    bench = Bench(Slow(), deadline_s=0.05)
     assert code(await bench.route()) == "engine_timeout"
+    assert bench.changes == []
     await bench.batcher.aclose()
 
 
@@ -211,6 +218,28 @@ async def test_a_cached_row_of_another_length_is_a_miss() -> None:
     bench = Bench(ScriptedEngine())
     bench.cache.held["None/label 1"] = LabelScores.from_logprobs((-0.1, -3.0))
     assert not (await bench.route()).cached
+
+
+async def test_an_answer_without_all_of_its_labels_is_not_remembered() -> None:
+    class Partial(ScriptedEngine):
+        async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+            await super().score(requests)
+            return [LabelScores.from_logprobs((-0.01, -6.0, -6.0), unknown=(1, 2)) for _ in requests]
+
+    bench = Bench(Partial())
+    assert not (await bench.route()).cached
+    await asyncio.sleep(0)
+    assert bench.cache.held == {}
+    assert not (await bench.route()).cached
+
+
+async def test_what_is_left_of_a_ticket_is_scored_and_keyed() -> None:
+    bench = Bench(ScriptedEngine())
+    ticket = Ticket(id="1", text="label 1 and what was quoted", shortened="label 1")
+    await bench.router.route(ticket)
+    await asyncio.sleep(0)
+    assert list(bench.cache.held) == ["None/label 1"]
+    assert not any("quoted" in item for call in bench.engine.calls for item in call)
 
 
 async def test_a_cache_that_raises_is_a_miss() -> None:

@@ -5,128 +5,178 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from worker.core.scores import LabelScores, ScoreRequest
+from worker.core.scores import LabelScores, Piece, ScoreRequest
 from worker.errors import EngineDropped, EngineError, InvalidAnswer, RequestRefused, TooLong
 
 Ask = Callable[[Sequence[ScoreRequest]], Awaitable[Sequence[LabelScores]]]
 """As ScoringEngine.score."""
 
-Group = tuple[str, tuple[int, ...]]
+GRACE_S = 0.1
+"""So long an answer is kept for equal tickets whose look-up in the cache was under way when it came."""
+
+Group = tuple[Piece, tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class _Waiting:
-    requests: dict[ScoreRequest, asyncio.Future[LabelScores]] = field(default_factory=dict)
+class _Asked:
+    """One request from its first ticket on, until its answer is forgotten. Who waits has a future of its own, so that
+    whoever is cancelled disturbs nobody."""
+
+    waiting: list[asyncio.Future[LabelScores]] = field(default_factory=list)
+    answer: LabelScores | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests that may share a call, in the order in which they came."""
+
+    requests: dict[ScoreRequest, _Asked] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
+    is_due: bool = False
 
 
 class Batcher:
     """Collects for `max_wait_s` or until `max_items`, whichever is first; at most `concurrency` calls at once.
 
+    While all calls are under way, what is due goes on collecting: the slower the engine, the larger its batches. Where
+    it takes too long even so, `size` lowers `max_items`.
+
     A call that the engine refuses, drops or answers with nonsense is halved until the one ticket at fault is alone:
     its neighbours are scored. An engine that is away fails the whole call; asking again is the caller's business.
     """
 
-    def __init__(self, ask: Ask, max_items: int, max_wait_s: float, concurrency: int) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        max_items: int,
+        max_wait_s: float,
+        concurrency: int,
+        size: Callable[[], int] | None = None,
+    ) -> None:
+        """`size` says how many items a call may have now."""
         self._engine_ask = ask
         self._max_items = max_items
+        self._size = size
         self._max_wait_s = max_wait_s
-        self._slots = asyncio.Semaphore(concurrency)
-        self._waiting: dict[Group, _Waiting] = {}
-        self._in_flight: dict[ScoreRequest, asyncio.Future[LabelScores]] = {}
+        self._free = concurrency
+        self._waiting: dict[Group, _Group] = {}
+        self._in_flight: dict[ScoreRequest, _Asked] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
     async def score(self, request: ScoreRequest) -> LabelScores:
         """Raises EngineError, TooLong. Being cancelled does not disturb others that wait for an equal request."""
-        future = self._in_flight.get(request)
-        if future is None:
-            future = asyncio.get_running_loop().create_future()
-            future.add_done_callback(_retrieve)
-            self._in_flight[request] = future
-            self._enqueue(request, future)
-        return await asyncio.shield(future)
+        asked = self._in_flight.get(request)
+        if asked is None:
+            asked = self._in_flight[request] = _Asked()
+            self._enqueue(request, asked)
+        elif asked.answer is not None:
+            return asked.answer
+        future: asyncio.Future[LabelScores] = asyncio.get_running_loop().create_future()
+        asked.waiting.append(future)
+        return await future
 
     async def aclose(self) -> None:
         """Cancel what is still being asked."""
-        for waiting in self._waiting.values():
-            if waiting.timer is not None:
-                waiting.timer.cancel()
+        for group in self._waiting.values():
+            if group.timer is not None:
+                group.timer.cancel()
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _enqueue(self, request: ScoreRequest, future: asyncio.Future[LabelScores]) -> None:
-        group = (request.prefix, request.label_token_ids)
-        waiting = self._waiting.setdefault(group, _Waiting())
-        waiting.requests[request] = future
-        if len(waiting.requests) >= self._max_items:
-            self._flush(group)
-        elif waiting.timer is None:
-            waiting.timer = asyncio.get_running_loop().call_later(self._max_wait_s, self._flush, group)
+    @property
+    def _items(self) -> int:
+        return self._max_items if self._size is None else max(1, min(self._max_items, self._size()))
 
-    def _flush(self, group: Group) -> None:
-        waiting = self._waiting.pop(group, None)
-        if waiting is None:
-            return
-        if waiting.timer is not None:
-            waiting.timer.cancel()
-        call = asyncio.create_task(self._call(waiting.requests))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+    def _enqueue(self, request: ScoreRequest, asked: _Asked) -> None:
+        key = (request.prefix, request.label_token_ids)
+        group = self._waiting.get(key)
+        if group is None:
+            group = self._waiting[key] = _Group()
+        group.requests[request] = asked
+        if group.is_due or len(group.requests) >= self._items:
+            group.is_due = True
+            self._start_calls()
+        elif group.timer is None:
+            group.timer = asyncio.get_running_loop().call_later(self._max_wait_s, self._ripened, group)
 
-    async def _call(self, requests: dict[ScoreRequest, asyncio.Future[LabelScores]]) -> None:
-        try:
-            async with self._slots:
-                await self._ask(tuple(requests), requests)
-        finally:
-            for request, future in requests.items():
-                self._in_flight.pop(request, None)
-                if not future.done():  # only where this call itself was cancelled
-                    future.cancel()
+    def _ripened(self, group: _Group) -> None:
+        group.is_due = True
+        self._start_calls()
 
-    async def _ask(
-        self, asked: Sequence[ScoreRequest], futures: dict[ScoreRequest, asyncio.Future[LabelScores]]
-    ) -> None:
-        try:
-            rows = await self._engine_ask(asked)
-            if len(rows) != len(asked):
-                raise InvalidAnswer(f"{len(rows)} rows for {len(asked)} requests")
-        except (RequestRefused, EngineDropped, InvalidAnswer, TooLong) as error:
-            if len(asked) == 1:
-                self._settle(asked[0], futures, error)
+    def _start_calls(self) -> None:
+        """As many as may be under way together, of groups that are due: the one that was served last comes last."""
+        while self._free:
+            key = next((key for key, group in self._waiting.items() if group.is_due), None)
+            if key is None:
                 return
-            middle = len(asked) // 2
-            await self._ask(asked[:middle], futures)
-            await self._ask(asked[middle:], futures)
+            group = self._waiting.pop(key)
+            if group.timer is not None:
+                group.timer.cancel()
+            most = self._items
+            if len(group.requests) <= most:
+                requests = group.requests
+            else:
+                requests = dict(islice(group.requests.items(), most))
+                # What is left came while nothing was free: it has waited long enough.
+                self._waiting[key] = _Group(dict(islice(group.requests.items(), most, None)), is_due=True)
+            self._free -= 1
+            call = asyncio.create_task(self._call(requests))
+            self._calls.add(call)
+            call.add_done_callback(self._ended)
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        self._free += 1
+        if not call.cancelled():
+            self._start_calls()
+
+    async def _call(self, requests: dict[ScoreRequest, _Asked]) -> None:
+        try:
+            await self._ask(tuple(requests), requests)
+        except asyncio.CancelledError:
+            self._forget(requests)
+            for asked in requests.values():
+                for future in asked.waiting:
+                    future.cancel()
+            raise
+        asyncio.get_running_loop().call_later(GRACE_S, self._forget, requests)
+
+    async def _ask(self, batch: Sequence[ScoreRequest], requests: dict[ScoreRequest, _Asked]) -> None:
+        try:
+            rows = await self._engine_ask(batch)
+            if len(rows) != len(batch):
+                raise InvalidAnswer(f"{len(rows)} rows for {len(batch)} requests")
+        except (RequestRefused, EngineDropped, InvalidAnswer, TooLong) as error:
+            if len(batch) == 1:
+                self._fail(batch, requests, error)
+                return
+            middle = len(batch) // 2
+            await self._ask(batch[:middle], requests)
+            await self._ask(batch[middle:], requests)
         except EngineError as error:
-            for request in asked:
-                self._settle(request, futures, error)
+            self._fail(batch, requests, error)
         except Exception as error:  # noqa: BLE001 - a bug in an adapter must not leave tickets waiting for ever
-            for request in asked:
-                self._settle(request, futures, error)
+            self._fail(batch, requests, error)
         else:
-            for request, row in zip(asked, rows, strict=True):
-                self._settle(request, futures, row)
+            for request, row in zip(batch, rows, strict=True):
+                asked = requests[request]
+                asked.answer = row
+                for future in asked.waiting:
+                    if not future.done():
+                        future.set_result(row)
 
-    def _settle(
-        self,
-        request: ScoreRequest,
-        futures: dict[ScoreRequest, asyncio.Future[LabelScores]],
-        result: LabelScores | Exception,
-    ) -> None:
-        # Out of the way first: an equal ticket that comes now must ask again, not get this failure.
-        self._in_flight.pop(request, None)
-        future = futures[request]
-        if future.done():
-            return
-        if isinstance(result, LabelScores):
-            future.set_result(result)
-        else:
-            future.set_exception(result)
+    def _fail(self, batch: Sequence[ScoreRequest], requests: dict[ScoreRequest, _Asked], error: Exception) -> None:
+        for request in batch:
+            # Out of the way first: an equal ticket that comes now must ask again, not get this failure.
+            self._in_flight.pop(request, None)
+            for future in requests[request].waiting:
+                if not future.done():
+                    future.set_exception(error)
 
-
-def _retrieve(future: asyncio.Future[LabelScores]) -> None:
-    """Marks the exception as seen: everybody who waited may have been cancelled."""
-    if not future.cancelled():
-        future.exception()
+    def _forget(self, requests: dict[ScoreRequest, _Asked]) -> None:
+        for request, asked in requests.items():
+            if self._in_flight.get(request) is asked:
+                del self._in_flight[request]

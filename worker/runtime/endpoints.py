@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineError, EngineUnavailable, InvalidAnswer, RouterError, TooLong
 from worker.ports import EngineIdentity, ScoringEngine
+from worker.runtime.canary import Canaries, MixedUp, RowWatch
 from worker.runtime.limiter import ConcurrencyLimit
 
 OnChange = Callable[[str, bool, str], None]
 """(endpoint, whether it is up now, why)."""
 OnCall = Callable[[str, float], None]
 """(outcome, seconds): after every call but probes."""
+OnAnswer = Callable[[int, float], None]
+"""(requests, seconds at the engine): after every call that was answered."""
+OnRows = Callable[[str, bool, str | None], None]
+"""(endpoint, whether known tickets got their own rows, its alarm): after every answer that held such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +47,13 @@ class AnotherModel(EngineUnavailable):
 class Endpoint:
     """One engine with its breaker: opened by failures, closed by a scoring probe, never by a customer's ticket."""
 
-    def __init__(self, name: str, engine: ScoringEngine, health: Health) -> None:
+    def __init__(self, name: str, engine: ScoringEngine, health: Health, rows: RowWatch) -> None:
         self.name = name
         self.engine = engine
+        self.rows = rows
         self.outstanding = 0
+        self.turn = 0
+        """Of its last call, so that equals take turns."""
         self.failures = 0
         self.answered_at = self.identified_at = float("-inf")
         self.up = True
@@ -57,7 +66,8 @@ class Endpoint:
 
 
 class EnginePool:
-    """Balances calls over endpoints that are up, by least outstanding; all must run the same model.
+    """Balances calls over endpoints that are up, by least outstanding; all must run the same model. One whose last call
+    failed gets tickets only where the others are full, until it answers again.
 
     `probe_request` is scored to find out whether an endpoint works: that proves scoring, and generates nothing.
     """
@@ -73,8 +83,12 @@ class EnginePool:
         sleep: Callable[[float], Awaitable[None]],
         on_change: OnChange,
         on_call: OnCall,
+        on_rows: OnRows = lambda *_: None,
+        on_answer: OnAnswer = lambda *_: None,
     ) -> None:
-        self._endpoints = [Endpoint(name, engine, health) for name, engine in engines]
+        self._endpoints = [
+            Endpoint(name, engine, health, RowWatch(engine, clock, partial(on_rows, name))) for name, engine in engines
+        ]
         self._probe_request = probe_request
         self._expected = expected
         self._health = health
@@ -82,6 +96,8 @@ class EnginePool:
         self._sleep = sleep
         self._on_change = on_change
         self._on_call = on_call
+        self._on_answer = on_answer
+        self._turns = 0
         self.outages = 0
         """How often all endpoints have been down together."""
         self._up = asyncio.Event()
@@ -90,6 +106,11 @@ class EnginePool:
         self._suspicion: asyncio.Task[bool] | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
+
+    def watch_rows(self, canaries: Canaries) -> None:
+        """From now on answers have to prove that their rows are in order."""
+        for endpoint in self._endpoints:
+            endpoint.rows.canaries = canaries
 
     def start(self) -> None:
         """Begin to probe endpoints that are idle, and to ask now and then what they run."""
@@ -106,6 +127,20 @@ class EnginePool:
         down = [f"{e.name}: {e.trouble}" for e in self._endpoints if not e.up]
         return "; ".join(down) or None
 
+    @property
+    def alarm(self) -> str | None:
+        """Which endpoints have been found to mix up rows and are not trusted again yet."""
+        return "; ".join(f"{e.name}: {e.rows.alarm}" for e in self._endpoints if e.rows.alarm) or None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the endpoints."""
+        return tuple(endpoint.name for endpoint in self._endpoints)
+
+    def endpoint_is_up(self, name: str) -> bool:
+        """Whether this endpoint's breaker is closed."""
+        return any(endpoint.up for endpoint in self._endpoints if endpoint.name == name)
+
     async def wait_until_up(self) -> None:
         await self._up.wait()
 
@@ -115,7 +150,7 @@ class EnginePool:
         started = self._clock()
         outcome = "cancelled"
         try:
-            rows = await endpoint.engine.score(requests)
+            rows = await endpoint.rows.score(requests)
             outcome = "answered"
         except EngineUnavailable as error:
             outcome = "unavailable"
@@ -126,13 +161,19 @@ class EnginePool:
             outcome = "dropped"
             self._failed(endpoint, str(error))
             raise
+        except MixedUp as error:
+            outcome = "mixed_up"
+            self._distrust(endpoint, error)
+            raise
         except (EngineError, TooLong):
             outcome = "refused"
             self._answered(endpoint)  # a definite no is an answer
             raise
         else:
             self._answered(endpoint)
-            endpoint.limit.answered(self._clock() - started, endpoint.outstanding)
+            taken_s = self._clock() - started
+            endpoint.limit.answered(taken_s, endpoint.outstanding)
+            self._on_answer(len(requests), taken_s)
             return rows
         finally:
             endpoint.outstanding -= 1
@@ -140,11 +181,14 @@ class EnginePool:
             await self._announce_room()
 
     async def suspect(self) -> bool:
-        """Probe every endpoint that is up (once for all who ask); True where none of them can score."""
+        """Probe every endpoint that is up (once for all who ask); True where one of them cannot score, and is out now.
+
+        Then it need not be the ticket that failed: while other endpoints are up, it may try them.
+        """
         if not self.is_up:
             return True
         if self._suspicion is None or self._suspicion.done():
-            self._suspicion = asyncio.create_task(self._none_can_score())
+            self._suspicion = asyncio.create_task(self._one_cannot_score())
         return await asyncio.shield(self._suspicion)
 
     async def aclose(self) -> None:
@@ -161,8 +205,10 @@ class EnginePool:
                     raise EngineUnavailable(f"every engine is down: {self.trouble}")
                 free = [endpoint for endpoint in self._endpoints if endpoint.has_room]
                 if free:
-                    endpoint = min(free, key=lambda e: e.outstanding)
+                    # One that fails has few calls outstanding, since it fails fast: by that alone it would get most.
+                    endpoint = min(free, key=lambda e: (e.failures > 0, e.outstanding, e.turn))
                     endpoint.outstanding += 1
+                    endpoint.turn = self._turns = self._turns + 1
                     return endpoint
                 await self._room.wait()
 
@@ -178,6 +224,10 @@ class EnginePool:
         endpoint.failures += 1
         if endpoint.failures >= self._health.failures_to_open:
             self._open(endpoint, why)
+
+    def _distrust(self, endpoint: Endpoint, error: MixedUp) -> None:
+        if endpoint.rows.is_hopeless:
+            self._open(endpoint, str(error))
 
     def _open(self, endpoint: Endpoint, why: str) -> None:
         endpoint.trouble = why
@@ -195,12 +245,14 @@ class EnginePool:
         while True:
             await self._sleep(self._health.probe_interval_s)
             try:
-                await endpoint.engine.score([self._probe_request])
+                await self._prove(endpoint)
                 await self._identify(endpoint)
             except RouterError as error:
                 endpoint.trouble = str(error)
                 continue
             self._answered(endpoint)
+            endpoint.limit.start_slowly()
+            endpoint.rows.readmitted()
             endpoint.up, endpoint.trouble = True, None
             self._up.set()
             self._on_change(endpoint.name, True, "a scoring probe succeeded")
@@ -215,13 +267,26 @@ class EnginePool:
             for endpoint in self._endpoints:
                 if endpoint.up and endpoint.identified_at < unasked_since:
                     await self._look_for_another_model(endpoint)
-                if endpoint.up and not endpoint.outstanding and endpoint.answered_at < idle_since:
+                idle = not endpoint.outstanding and (endpoint.answered_at < idle_since or endpoint.failures > 0)
+                if endpoint.up and (idle or endpoint.rows.is_overdue):
                     try:
-                        await endpoint.engine.score([self._probe_request])
+                        if endpoint.rows.is_overdue:
+                            await endpoint.rows.check()
+                        else:
+                            await endpoint.engine.score([self._probe_request])
+                    except MixedUp as error:
+                        self._distrust(endpoint, error)
                     except RouterError as error:
                         self._failed(endpoint, str(error))
                     else:
                         self._answered(endpoint)
+
+    async def _prove(self, endpoint: Endpoint) -> None:
+        """Raises RouterError unless the endpoint scores, and scores in order as far as that can be known."""
+        if endpoint.rows.canaries is None:
+            await endpoint.engine.score([self._probe_request])
+        else:
+            await endpoint.rows.check()
 
     async def _look_for_another_model(self, endpoint: Endpoint) -> None:
         try:
@@ -241,10 +306,12 @@ class EnginePool:
                 "it runs another model or tokenizer than when the worker started; restart the worker to judge it anew"
             )
 
-    async def _none_can_score(self) -> bool:
+    async def _one_cannot_score(self) -> bool:
+        found = False
         for endpoint in [e for e in self._endpoints if e.up]:
             try:
                 await endpoint.engine.score([self._probe_request])
             except (EngineUnavailable, EngineDropped, InvalidAnswer) as error:
                 self._open(endpoint, str(error))
-        return not self.is_up
+                found = True
+        return found
