@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from worker.core.calibration import Calibrator, CorrectnessCalibrator
-from worker.core.categories import Identifier
+from worker.core.categories import CategoryId
 from worker.core.certificates import Certificate, MarginGate, ScoreForm
 from worker.core.digest import fingerprint
 from worker.errors import ArtefactError
@@ -67,7 +67,7 @@ class Artefact(BaseModel):
     created_at: str
     engine: str
     model_name: str
-    labels: tuple[Identifier, ...] = Field(description="category ids in label order")
+    labels: tuple[CategoryId, ...] = Field(description="category ids in label order")
     fingerprints: Fingerprints
     form: ScoreForm = Field(description="which label is routed, and what is compared with the threshold")
     min_label_mass: float = Field(description="tickets under it were left out: they never route")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from worker.core.canonicalisers import VERSIONS, Canonicaliser
 from worker.core.digest import fingerprint
+from worker.core.turns import TEMPLATES, ChatTemplate, Turns
+from worker.errors import PromptError
 
 NONE_ID = "none"
 """Reserved category id: tickets that belong to no category. It has no topic; predicting it escalates."""
 
 Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
-TopicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+CategoryId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$")]
+"""May begin with a digit: the answers of a score question are `1` to `n`."""
+TOPIC_NAME = r"^[A-Za-z0-9._-]{1,249}$"
+TopicName = Annotated[str, StringConstraints(pattern=TOPIC_NAME)]
 Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 LabelWord = Annotated[str, StringConstraints(pattern=r"^[^\s<>|\[\]]{1,40}$")]
 
@@ -21,7 +29,14 @@ LabelWord = Annotated[str, StringConstraints(pattern=r"^[^\s<>|\[\]]{1,40}$")]
 class Strict(BaseModel):
     """What people write by hand: unknown keys are errors, values are never coerced, nothing changes afterwards."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ignored_types=(cached_property,))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """What was computed once of the original is computed anew of a copy, whose fields may differ."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(copied).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
 
 
 class PromptStyle(Strict):
@@ -30,19 +45,51 @@ class PromptStyle(Strict):
     style: Literal["base", "chat"] = Field(
         "base", description="base: examples as plain text, for a base model; chat: the model's chat template"
     )
-    chat_template: Literal["chatml", "chatml_no_thinking"] = Field(
-        "chatml",
-        description="only for chat; chatml_no_thinking closes the think block of a thinking model before the answer",
+    chat_template: ChatTemplate = Field(
+        "chatml", description="only for chat: the model's family; the think block of a thinking model is closed"
+    )
+    template_file: Annotated[str, StringConstraints(min_length=1, max_length=1000)] | None = Field(
+        None,
+        description="only for chat: the model's tokenizer_config.json or Jinja template, beside categories.yaml or "
+        "with its whole path; in place of chat_template",
+    )
+    turns: Turns | None = Field(
+        None, description="only for chat: the texts around messages, as `ticket-router prompt turns` prints them"
     )
     instruction: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=8000)]
     ticket_heading: Line = "Ticket:"
     answer_cue: Line = "Category:"
+    ticket_tokens: int = Field(
+        256, ge=16, le=100_000, description="room that the model's context must leave for a ticket, in tokens"
+    )
+    orders: int = Field(
+        1, ge=1, le=26, description="asked with the categories in so many orders; the scores are their average"
+    )
+    canonicalise: tuple[Canonicaliser, ...] = Field(
+        (), max_length=len(VERSIONS), description="what is left out of a ticket before it is scored and remembered"
+    )
+
+    @model_validator(mode="after")
+    def _one_template(self) -> Self:
+        given = [name for name in ("chat_template", "template_file", "turns") if name in self.model_fields_set]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} say the same thing: keep one")
+        if given and self.style != "chat":
+            raise ValueError(f"{given[0]} is for style: chat")
+        return self
+
+    @property
+    def chat_turns(self) -> Turns:
+        """What stands around messages in style chat. Raises PromptError until template_file is read into `turns`."""
+        if self.template_file is not None and self.turns is None:
+            raise PromptError(f"{self.template_file}: this chat template was not read")
+        return self.turns or TEMPLATES[self.chat_template]
 
 
 class Category(Strict):
     """One destination meaning."""
 
-    id: Identifier
+    id: CategoryId
     name: Line
     description: Line
     label: LabelWord | None = Field(None, description="single-token word; without it one is chosen, see core.labels")
@@ -53,6 +100,27 @@ class Category(Strict):
     examples: tuple[Line, ...] = Field((), max_length=64, description="tickets shown in the prompt")
 
 
+class Department(Strict):
+    """One answer of the first level: the `parent` of its categories."""
+
+    id: Identifier
+    name: Line
+    description: Line
+    label: LabelWord | None = Field(None, description="single-token word; without it one is chosen, see core.labels")
+
+
+class TwoLevels(Strict):
+    """First the department, then the category among those of the most probable departments."""
+
+    cue: Line = Field("Department:", description="what the department follows; `answer_cue` asks for the category")
+    ask_at_most: int = Field(3, ge=1, le=20, description="departments whose categories are asked about, for one ticket")
+    departments: tuple[Department, ...] = Field(min_length=1, max_length=200)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(d.id for d in self.departments)
+
+
 class CategorySet(Strict):
     """Categories asked about together, in label order."""
 
@@ -61,16 +129,21 @@ class CategorySet(Strict):
     language: Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")]
     prompt: PromptStyle
     categories: tuple[Category, ...] = Field(min_length=2, max_length=1000)
+    two_levels: TwoLevels | None = Field(None, description="ask for the category's `parent` first, then for it")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         for what, values in (
             ("category id", [c.id for c in self.categories]),
-            ("label", [c.label for c in self.categories if c.label is not None]),
+            *self._asked_together(),
         ):
             twice = [value for value, times in Counter(values).items() if times > 1]
             if twice:
                 raise ValueError(f"{what} used twice: {', '.join(twice)}")
+        if self.prompt.orders > 1 and self.two_levels is not None:
+            raise ValueError("prompt.orders is for categories that are asked about together, not for two levels")
+        if self.prompt.orders > len(self.categories):
+            raise ValueError(f"prompt.orders is {self.prompt.orders}, and {len(self.categories)} categories have fewer")
         if len(self.routable) < 1:
             raise ValueError("a category set needs a category that is not 'none'")
         for category in self.categories:
@@ -78,7 +151,32 @@ class CategorySet(Strict):
                 raise ValueError("category 'none' has no topic: its tickets go to people")
         return self
 
-    @property
+    def _asked_together(self) -> list[tuple[str, list[str]]]:
+        """Labels that must differ from each other: all, or those of one question in two levels. Raises ValueError."""
+        if self.two_levels is None:
+            return [("label", [c.label for c in self.categories if c.label is not None])]
+        departments = {d.id: d for d in self.two_levels.departments}
+        for category in self.categories:
+            if category.id == NONE_ID and category.parent is not None:
+                raise ValueError("category 'none' stands beside the departments, so it has no parent")
+            if category.id != NONE_ID and category.parent not in departments:
+                raise ValueError(
+                    f"category '{category.id}': in two levels its parent must be a department "
+                    f"({', '.join(departments)}), not {category.parent}"
+                )
+        empty = departments.keys() - {c.parent for c in self.categories}
+        if empty:
+            raise ValueError(f"departments without categories: {', '.join(sorted(empty))}")
+        first = [d.label for d in departments.values()] + [c.label for c in self.categories if c.id == NONE_ID]
+        if len(first) < 2:
+            raise ValueError("two levels need two departments, or one and 'none'")
+        inside = [[c.label for c in self.categories if c.parent == name] for name in departments]
+        return [
+            ("department id", [*self.two_levels.ids, *(NONE_ID for c in self.categories if c.id == NONE_ID)]),
+            *(("label", [label for label in labels if label is not None]) for labels in (first, *inside)),
+        ]
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         """Category ids in label order."""
         return tuple(c.id for c in self.categories)
@@ -95,12 +193,22 @@ class CategorySet(Strict):
 
     def topic(self, category_id: str) -> str:
         """The topic of a routable category. Raises KeyError for `none` and for unknown ids."""
-        for category in self.routable:
-            if category.id == category_id:
-                return category.topic or f"{self.id}.{category.id}"
-        raise KeyError(category_id)
+        return self._topics[category_id]
+
+    @cached_property
+    def _topics(self) -> Mapping[str, str]:
+        return {c.id: c.topic or f"{self.id}.{c.id}" for c in self.routable}
 
     @property
     def fingerprint(self) -> str:
         """Digest of what a category *means*: ids, names and descriptions in order. The prompt has its own."""
-        return fingerprint("category-set/1", self.id, *((c.id, c.name, c.description) for c in self.categories))
+        means = [(c.id, c.name, c.description) for c in self.categories]
+        if self.two_levels is None:
+            return fingerprint("category-set/1", self.id, *means)
+        above = [(d.id, d.name, d.description) for d in self.two_levels.departments]
+        return fingerprint("category-set/2", self.id, *means, [c.parent or c.id for c in self.categories], *above)
+
+    @property
+    def first_cue(self) -> str:
+        """What the first thing that is asked about a ticket follows."""
+        return self.prompt.answer_cue if self.two_levels is None else self.two_levels.cue

@@ -68,6 +68,32 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What one further question gave. It is recorded whether or not there is a calibration to go by."""
+
+    question: str
+    kind: Literal["yes_no", "score", "choose_one"]
+    answer: str | None
+    """The most probable answer; without a calibration the one with the highest raw score; None without scores."""
+    probability: float | None
+    """Calibrated probability of `answer`; None without a calibration in force."""
+    distribution: dict[str, float] | None
+    """Calibrated probability of every answer, in label order; None without a calibration in force."""
+    expected: float | None
+    """Of a score question: its mean under `distribution`."""
+    problem: Reason | None
+    """Why there is no answer to go by: rules then take it as unknown. None where `distribution` may be relied on."""
+    label_mass: float | None
+    labels: tuple[str, ...]
+    """Answers in label order: the order of `label_scores`."""
+    label_scores: tuple[float | None, ...] | None
+    """None in it: the engine did not return that label."""
+    calibration: str | None
+    """Digest of the calibration in force for this question."""
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Milliseconds. `score_ms` includes waiting for the batch; None where nothing was scored."""
 
@@ -97,7 +123,7 @@ class Envelope:
     margin: float | None
     """Calibrated probability of the first minus the second."""
     label_mass: float | None
-    """Total probability of all labels as the next token."""
+    """Total probability of all labels as the next token, of the returned ones where some were not."""
     reasons: tuple[Reason, ...]
     rule_set: str
     calibration: str | None
@@ -108,7 +134,12 @@ class Envelope:
     timings: Timings
     labels: tuple[str, ...]
     """Category ids in label order: the order of `label_scores`."""
-    label_scores: tuple[float, ...] | None
+    label_scores: tuple[float | None, ...] | None
+    """None in it: the engine did not return that label."""
+    label_scores_bound: float | None
+    """What a label that was not returned has at most; None where all were returned."""
+    answers: tuple[Answer, ...] = ()
+    """What the rule set's further questions gave, in their order; empty where none was asked."""
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(self)
@@ -134,6 +165,8 @@ def received_headers(headers: Headers) -> Headers:
 
 def stated_origin(headers: Headers) -> Origin | None:
     """The origin that a dead letter, or a ticket that was sent in again, states in its headers."""
+    if not headers:
+        return None
     found = {name: value for name, value in headers if value is not None}
     topic, numbers = found.get(ORIGIN_TOPIC), (found.get(ORIGIN_PARTITION, b""), found.get(ORIGIN_OFFSET, b""))
     if topic is None or not all(number.isdigit() and len(number) < 20 for number in numbers):

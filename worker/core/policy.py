@@ -6,15 +6,18 @@ are those that the certificate was issued for, or the ticket goes to people.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from worker.core.artefact import Artefact, Fingerprints
 from worker.core.categories import NONE_ID
-from worker.core.envelope import Ranked, Reason
+from worker.core.certificates import Certificate
+from worker.core.envelope import Answer, Ranked, Reason
+from worker.core.partial_scores import Range, settle
 from worker.core.rules import RuleSet
-from worker.core.score_form import RoutedLabel, max_probability, raw_margin
+from worker.core.score_form import max_probability, raw_margin
 from worker.core.scores import LabelScores
 from worker.core.ticket import Ticket
 
@@ -26,6 +29,9 @@ REASONS: Mapping[str, str] = {
     "confidence.",
     "override": "Rule '{name}' routes this ticket without a score.",
     "override_escalation": "Rule '{name}' sends this ticket to a person.",
+    "answer_escalation": "Rule '{name}' sends this ticket to a person: to question '{question}', {what}.",
+    "question_unanswered": "Rule '{name}' sends this ticket to a person: question '{question}' has no answer to go by "
+    "({detail}).",
     "below_threshold": "The score {score} is not above the certified threshold {threshold}.",
     "inside_flip_band": "The first two are {margin} apart, and below {gate} the engine may change its mind when asked "
     "again.",
@@ -34,11 +40,16 @@ REASONS: Mapping[str, str] = {
     "{demanded}.",
     "low_label_mass": "The labels together have probability {mass}, and {floor} is demanded: the model wants to say "
     "something else.",
+    "label_not_returned": "The engine did not return {missing} of {labels} labels, and they could change {what}.",
     "none_of_the_above": "The model finds that no category fits.",
     "uncalibrated": "There is no calibration for this rule set: {detail}.",
     "fingerprint_changed": "The calibration was fitted on something else: {detail} changed.",
     "labels_untrusted": "The engine failed the start-up check: {detail}.",
-    "too_long": "The ticket does not fit the model: {detail}.",
+    "too_long": "The ticket is too long: {detail}.",
+    "truncated": "Only the head and the tail of the ticket were read: more than {tokens} tokens are too much.",
+    "steered": "Without {parts} that speak to the router rather than the desk, {what}.",
+    "other_order": "Asked with the categories in another order, the model names '{category}'.",
+    "over_quota": "The ticket's tenant sent more than {characters} characters within a minute.",
     "engine_unavailable": "The engine could not be reached: {detail}.",
     "engine_timeout": "The ticket was not scored within its deadline of {deadline} seconds.",
     "engine_refused": "The engine refused this ticket: {detail}.",
@@ -91,6 +102,8 @@ class Decision:
     top: tuple[Ranked, ...] = ()
     margin: float | None = None
     scores: LabelScores | None = None
+    answers: tuple[Answer, ...] = ()
+    """To the rule set's further questions."""
 
 
 def decide_override(ticket: Ticket, rule_set: RuleSet) -> Decision | None:
@@ -114,21 +127,38 @@ def escalate_unscored(rule_set: RuleSet, why: Reason) -> Decision:
     return Decision("escalate", rule_set.human_topic, None, (why,))
 
 
+def vetoed(decision: Decision, rule_set: RuleSet, why: Reason) -> Decision:
+    """The same for people: what would have routed does not, for this reason."""
+    return replace(decision, action="escalate", topic=rule_set.human_topic, reasons=(why,))
+
+
+def read_in_part(decision: Decision, rule_set: RuleSet, tokens: int) -> Decision:
+    """The decision about a ticket of which so many tokens were read: it says so, and routes only where that may be."""
+    why = reason("truncated", tokens=tokens)
+    if decision.action == "route" and rule_set.rules.length.when_cut == "escalate":
+        return vetoed(decision, rule_set, why)
+    return replace(decision, reasons=(*decision.reasons, why))
+
+
 def decide(scores: LabelScores, rule_set: RuleSet, calibration: Calibration | NoCalibration) -> Decision:
     """Route or escalate a scored ticket. `scores` are in label order, as long as the category set."""
     ids = rule_set.categories.ids
     if len(scores.logprobs) != len(ids):
         raise ValueError(f"{len(scores.logprobs)} scores for {len(ids)} categories")
     if isinstance(calibration, NoCalibration):
-        best = max(range(len(ids)), key=scores.logprobs.__getitem__)
-        return Decision("escalate", rule_set.human_topic, ids[best], (calibration.reason,), scores=scores)
+        return Decision("escalate", rule_set.human_topic, ids[scores.best_known], (calibration.reason,), scores=scores)
 
     artefact = calibration.artefact
+    if scores.unknown:
+        return _decide_partial(scores, rule_set, artefact)
     probabilities = artefact.calibrator.apply_one(scores.logprobs)
     routed = max_probability(probabilities) if artefact.form == "max_probability" else raw_margin(scores.logprobs)
     category = ids[routed.index]
     order = sorted(range(len(ids)), key=probabilities.__getitem__, reverse=True)
-    why, passed = _gates(category, routed, scores, probabilities, rule_set, artefact)
+    margin = math.inf
+    if artefact.margin_gate is not None:
+        margin = raw_margin(probabilities if artefact.form == "max_probability" else scores.logprobs).score
+    why, passed = _gates(category, Range.exactly(routed.score), Range.exactly(margin), scores, rule_set, artefact)
     return Decision(
         action="route" if passed else "escalate",
         topic=rule_set.categories.topic(category) if passed else rule_set.human_topic,
@@ -141,6 +171,32 @@ def decide(scores: LabelScores, rule_set: RuleSet, calibration: Calibration | No
     )
 
 
+def _decide_partial(scores: LabelScores, rule_set: RuleSet, artefact: Artefact) -> Decision:
+    """A ticket some of whose labels the engine did not return. It routes only where it would whatever they are; every
+    number that is stated is the least possible one.
+    """
+    ids = rule_set.categories.ids
+    settled = settle(artefact.form, artefact.calibrator, scores)
+    if settled is None:
+        low_mass = _mass_gate(scores, rule_set, artefact)
+        why = low_mass or _not_returned(scores, "which label is the first")
+        return Decision("escalate", rule_set.human_topic, ids[scores.best_known], (why,), scores=scores)
+    category = ids[settled.index]
+    why, passed = _gates(category, settled.score, settled.margin, scores, rule_set, artefact)
+    known = [place for place in range(len(ids)) if place not in scores.unknown]
+    order = sorted(known, key=settled.at_least.__getitem__, reverse=True)
+    return Decision(
+        action="route" if passed else "escalate",
+        topic=rule_set.categories.topic(category) if passed else rule_set.human_topic,
+        category=category,
+        reasons=(why,),
+        probability=chance_of_being_right(artefact, settled.at_least, settled.index),
+        top=tuple(Ranked(ids[i], settled.at_least[i]) for i in order[:TOP]),
+        margin=settled.margin.low if artefact.form == "max_probability" else None,
+        scores=scores,
+    )
+
+
 def chance_of_being_right(artefact: Artefact, probabilities: Sequence[float], index: int) -> float:
     """P(the label at `index` is right), tickets of no category counted as wrong where that was fitted."""
     if artefact.correctness is None or artefact.form != "max_probability":
@@ -148,42 +204,71 @@ def chance_of_being_right(artefact: Artefact, probabilities: Sequence[float], in
     return artefact.correctness.apply_one(probabilities[index])
 
 
-def _gates(
-    category: str,
-    routed: RoutedLabel,
-    scores: LabelScores,
-    probabilities: Sequence[float],
-    rule_set: RuleSet,
-    artefact: Artefact,
-) -> tuple[Reason, bool]:
-    """The first gate that does not open, or the certificate under which the ticket routes."""
+def _mass_gate(scores: LabelScores, rule_set: RuleSet, artefact: Artefact) -> Reason | None:
+    """Why the label mass does not suffice, None where it does."""
     floor = max(rule_set.rules.gates.min_label_mass, artefact.min_label_mass)
-    if scores.mass < floor:
-        return reason("low_label_mass", mass=_share(scores.mass), floor=_share(floor)), False
+    if scores.mass_at_most < floor:
+        return reason("low_label_mass", mass=_share(scores.mass_at_most), floor=_share(floor))
+    return _not_returned(scores, "whether the labels have enough probability") if scores.mass < floor else None
+
+
+def _not_returned(scores: LabelScores, what: str) -> Reason:
+    return reason("label_not_returned", missing=len(scores.unknown), labels=len(scores.logprobs), what=what)
+
+
+def _gates(
+    category: str, score: Range, margin: Range, scores: LabelScores, rule_set: RuleSet, artefact: Artefact
+) -> tuple[Reason, bool]:
+    """The first gate that does not open, or the certificate under which the ticket routes.
+
+    `score` and `margin` are ranges where labels are unknown: a gate opens where it would for all of a range, refuses
+    where it would for all of it, and else the ticket goes to people for the unknown labels' sake.
+    """
+    if (low_mass := _mass_gate(scores, rule_set, artefact)) is not None:
+        return low_mass, False
     if category == NONE_ID:
         return reason("none_of_the_above"), False
     gate = artefact.margin_gate
-    if gate is not None:
-        margin = raw_margin(probabilities if artefact.form == "max_probability" else scores.logprobs).score
-        if not gate.passes(margin):
-            return reason("inside_flip_band", margin=f"{margin:.4g}", gate=f"{gate.m_star:.4g}"), False
+    if gate is not None and not gate.passes(margin.low):
+        if gate.passes(margin.high):
+            return _not_returned(scores, "by how much the first label leads"), False
+        return reason("inside_flip_band", margin=f"{margin.high:.4g}", gate=f"{gate.m_star:.4g}"), False
+    certificate = _certificate_in_force(category, rule_set, artefact)
+    if isinstance(certificate, Reason):
+        return certificate, False
+    per_ticket = certificate.procedure == "misroutes_per_ticket"
+    threshold = f"{certificate.lambda_:.4g}"
+    if not certificate.routes(score.low):
+        if certificate.routes(score.high):
+            return _not_returned(scores, f"whether the score is above the threshold {threshold}"), False
+        return reason("below_threshold", score=f"{score.high:.4g}", threshold=threshold), False
+    promise, confidence = _promise(certificate.alpha, per_ticket), _share(1 - certificate.delta)
+    shown = f"{score.low:.4g}"
+    return reason("certified", score=shown, threshold=threshold, promise=promise, confidence=confidence), True
+
+
+def can_route(category: str, rule_set: RuleSet, calibration: Calibration | NoCalibration) -> bool:
+    """Whether any score at all would route a ticket to this category."""
+    if isinstance(calibration, NoCalibration) or category == NONE_ID:
+        return False
+    return not isinstance(_certificate_in_force(category, rule_set, calibration.artefact), Reason)
+
+
+def _certificate_in_force(category: str, rule_set: RuleSet, artefact: Artefact) -> Certificate | Reason:
+    """The category's certificate, or why none that suffices is there."""
     certificate = artefact.by_category.get(category)
     if certificate is None:
-        return reason("uncertified_category", category=category, detail="it was never calibrated"), False
+        return reason("uncertified_category", category=category, detail="it was never calibrated")
     if not certificate.certified:
-        return reason("uncertified_category", category=category, detail=certificate.summary()), False
+        return reason("uncertified_category", category=category, detail=certificate.summary())
     per_ticket = certificate.procedure == "misroutes_per_ticket"
     alpha, delta = rule_set.demand(category)
     looser_target = per_ticket and rule_set.rules.target != "misroutes_per_ticket"
     if looser_target or certificate.alpha > alpha or certificate.delta > delta:
         stated = f"{_promise(certificate.alpha, per_ticket)} (delta {_share(certificate.delta)})"
         demanded = f"{_promise(alpha, per_ticket and not looser_target)} (delta {_share(delta)})"
-        return reason("certificate_too_weak", category=category, stated=stated, demanded=demanded), False
-    score, threshold = f"{routed.score:.4g}", f"{certificate.lambda_:.4g}"
-    if not certificate.routes(routed.score):
-        return reason("below_threshold", score=score, threshold=threshold), False
-    promise, confidence = _promise(certificate.alpha, per_ticket), _share(1 - certificate.delta)
-    return reason("certified", score=score, threshold=threshold, promise=promise, confidence=confidence), True
+        return reason("certificate_too_weak", category=category, stated=stated, demanded=demanded)
+    return certificate
 
 
 def _promise(alpha: float, per_ticket: bool) -> str:

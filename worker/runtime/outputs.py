@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from worker.core.digest import fingerprint
 from worker.core.envelope import (
     ATTEMPT,
     DECISION_HEADER,
@@ -35,6 +36,16 @@ class Provenance:
     model: str | None
     calibration: str | None
     """Digest of the artefact in force."""
+    further: tuple[str | None, ...] = ()
+    """Digests of those in force for the further questions, in their order."""
+
+    @property
+    def calibrations(self) -> str | None:
+        """Everything calibrated that may decide: what a decision's id depends on."""
+        if not self.further:
+            return self.calibration
+        digests = (self.calibration, *self.further)
+        return fingerprint("calibrations/1", *(digest or "uncalibrated" for digest in digests))
 
 
 def origin_in(headers: Headers, partition: Partition, offset: int) -> Origin:
@@ -67,10 +78,10 @@ class Outputs:
         """The decision as it is published. A ticket without an id is known by its origin."""
         decision = routed.decision
         origin = origin_of(delivery)
-        asked = decision.scores is not None
+        asked = decision.scores is not None or any(answer.label_scores for answer in decision.answers)
         return Envelope(
             schema=ENVELOPE_SCHEMA,
-            decision_id=decision_id(origin, self._rule_set_id, self._provenance.calibration),
+            decision_id=decision_id(origin, self._rule_set_id, self._provenance.calibrations),
             ticket_id=(ticket.id if ticket else None) or f"{origin.topic}/{origin.partition}/{origin.offset}",
             tenant=ticket.tenant if ticket else None,
             origin=origin,
@@ -93,7 +104,9 @@ class Outputs:
                 score_ms=None if routed.score_s is None else round(routed.score_s * 1000, 3),
             ),
             labels=self._rule_set.categories.ids,
-            label_scores=decision.scores.logprobs if decision.scores else None,
+            label_scores=decision.scores.returned if decision.scores else None,
+            label_scores_bound=decision.scores.bound if decision.scores else None,
+            answers=decision.answers,
         )
 
     def decided(self, delivery: Delivery, envelope: Envelope) -> tuple[Output, ...]:
