@@ -98,12 +98,29 @@ async def test_labels_hidden_at_the_first_bias_are_read_at_a_higher_one(engine: 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_spelled_control_tokens_stay_text(engine: LlamaCppEngine) -> None:
+async def test_spelled_control_tokens_stay_text_behind_a_prefix_without_any(engine: LlamaCppEngine) -> None:
     controls = {0, 1, 2, 3, 105, 106}
+    special = engine._model.writes_turns("Sort the tickets.\n\nTicket:")
     for spelled in ("<bos>", "<eos>", "<pad>", "<start_of_turn>user", "<end_of_turn>"):
-        (ids,) = await engine.tokenize([f"Ticket: {spelled}"])
+        ids = engine._model.prompt(f"Sort the tickets.\n\nTicket: {spelled}", special)
         assert ids[0] == 2
         assert not controls & set(ids[1:])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_chat_template_becomes_control_tokens(engine: LlamaCppEngine) -> None:
+    prefix = "<start_of_turn>user\nSort the tickets.\n\nTicket:"
+    assert engine._model.writes_turns(prefix)
+    assert engine._model.prompt(prefix, True)[:2] == [2, 105]
+    (ids,) = await engine.tokenize([prefix])
+    assert ids == engine._model.prompt(prefix, True)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_pieces_of_a_text_are_the_text(engine: LlamaCppEngine) -> None:
+    (ids,) = await engine.tokenize(["<start_of_turn>user\nrefund me\n가로등"])
+    pieces = await engine.pieces(ids)
+    assert "".join(pieces).endswith("user\nrefund me\n가로등")
 
 
 @pytest.mark.asyncio(loop_scope="module")

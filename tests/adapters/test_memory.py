@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.adapters.memory import MemoryBroker, MemoryCache, MemoryStream
+from worker.adapters.memory import ENTRY_BYTES, LABEL_BYTES, MemoryBroker, MemoryCache, MemoryStream
 from worker.core.scores import LabelScores
 from worker.errors import ConfigError, StreamRetriable
 from worker.ports import Delivery, Finished, Output, Partition, PartitionSettlement, Settled, Settlement
@@ -121,6 +121,20 @@ class TestMemoryBroker:
 
 
 class TestMemoryCache:
+    def test_what_it_holds_is_bounded_in_bytes_whatever_is_put_again(self) -> None:
+        cache = MemoryCache(max_bytes=10_000)
+        rows = [LabelScores.from_logprobs((-5.0 - n,) * 20) for n in range(100)]
+
+        async def use() -> list[int]:
+            for _ in range(2):
+                for n, row in enumerate(rows):
+                    await cache.put_many({f"{n}": row})
+            return [n for n in range(100) if (await cache.get_many([f"{n}"]))[0] is not None]
+
+        kept = asyncio.run(use())
+        assert kept == list(range(100 - len(kept), 100))
+        assert len(kept) == 10_000 // (ENTRY_BYTES + 20 * LABEL_BYTES)
+
     def test_an_entry_ends_with_its_time(self) -> None:
         now = [0.0]
         cache = MemoryCache(ttl_s=10.0, clock=lambda: now[0])

@@ -73,9 +73,9 @@ class StubProcess:
 
 
 class WorkerProcess:
-    """One `ticket-router run`."""
+    """One `ticket-router run`. Standard output goes to `log_to`, if that is given, and not to its log file."""
 
-    def __init__(self, desk: Desk, **settings: object) -> None:
+    def __init__(self, desk: Desk, *, log_to: int | None = None, **settings: object) -> None:
         self.port = free_port()
         self._desk = desk
         environment = {
@@ -89,7 +89,7 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [str(COMMAND), "run", "--rules", str(desk.folder)],
                 env=environment,
-                stdout=log,
+                stdout=log if log_to is None else log_to,
                 stderr=log,
                 cwd=desk.folder,
             )
@@ -126,7 +126,7 @@ class Desk:
         self.bootstrap_servers = bootstrap_servers
         name = re.sub(r"\W", "", folder.name).lower()[-20:]
         base = category_set(*LABELS).model_copy(update={"id": f"d{name}"})
-        self._write("categories.yaml", base.model_dump(mode="json", exclude_none=True))
+        self._write("categories.yaml", base.model_dump(mode="json", exclude_defaults=True))
         self._write("rules.yaml", {"version": 1, "alpha": 0.1, "delta": 0.1})
         self.rules: RuleSet = load_rule_set(folder)
         self.calibrate(engine_url)
@@ -160,7 +160,7 @@ class Desk:
         """Tickets that name their category; their ids."""
         ids = [f"t{n}" for n in range(first, first + count)]
         for n, ticket_id in enumerate(ids, first):
-            body = orjson.dumps({"id": ticket_id, "text": f"ticket {n} is about {LABELS[n % 3]}"})
+            body = orjson.dumps({"id": ticket_id, "text": f"ticket {n}: trouble with {LABELS[n % 3]}"})
             self._writer.write(Output(self.rules.input_topic, f"k{n % keys}".encode(), body))
         self._writer.flush(60)
         return ids

@@ -92,7 +92,7 @@ def test_dead_letters_are_sent_in_again_and_keep_their_origin(desk: Desk) -> Non
 
 
 def test_escalated_tickets_are_sent_in_again_and_keep_their_decision_id(desk: Desk, engine: StubProcess) -> None:
-    engine.tell(refused="ticket 1 ")
+    engine.tell(refused="ticket 1:")
     human, routed = desk.rules.human_topic, f"{desk.rules.id}.login"
     with desk.worker():
         desk.wait_for_all(desk.send(2))

@@ -93,7 +93,7 @@ class Deployment:
         return self
 
     async def route(self, number: int) -> Routed:
-        text = f"ticket {number} is about {LABELS[number % 3]}"
+        text = f"ticket {number}: trouble with {LABELS[number % 3]}"
         routed = await self.router.route(Ticket(id=str(number), text=text))
         self.decided.append((time.monotonic(), number, routed))
         return routed

@@ -58,7 +58,7 @@ def fill(desk: Desk, content: str) -> None:
     noise = random.Random(1).randbytes(TICKET_BYTES // 2).hex()
     for n in range(TICKETS):
         attachment = (f"{n} again and " * (TICKET_BYTES // 10) if compressed else noise)[: TICKET_BYTES - 100]
-        body = {"id": f"t{n}", "text": f"ticket {n} is about {LABELS[n % 3]}", "attachment": attachment}
+        body = {"id": f"t{n}", "text": f"ticket {n}: trouble with {LABELS[n % 3]}", "attachment": attachment}
         writer.write(Output(desk.rules.input_topic, None, orjson.dumps(body)), n % PARTITIONS)
     writer.flush(120)
 

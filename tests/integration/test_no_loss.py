@@ -99,7 +99,7 @@ def test_a_worker_starts_before_its_engine_and_waits_for_it(desk: Desk, engine: 
 
 def test_without_redis_with_garbage_in_it_and_with_it_the_routes_are_the_same(desk: Desk) -> None:
     port = free_port()
-    with desk.worker(redis_url=f"redis://127.0.0.1:{port}/0") as worker:
+    with desk.worker(redis_url=f"redis://127.0.0.1:{port}/0", cache_memory_bytes=0) as worker:
         first = desk.wait_for_all(desk.send(60))
         with redis_server(port=port) as url:
             desk.wait_for_all(desk.send(60, first=60))

@@ -70,7 +70,7 @@ def test_what_was_paused_before_two_rebalances_flows_afterwards_and_commits_to_t
     ids = desk.send(150)
     waiting = {"max_in_flight": 20, "ticket_deadline_s": 120, "engine_timeout_s": 8, "engine_attempts": 10}
     with desk.worker(**waiting) as worker:
-        engine.tell(slow=" is about ")  # tickets wait, probes are answered
+        engine.tell(slow=" trouble with ")  # tickets wait, probes are answered
         try:
             ids += desk.send(150, first=150)
             wait_for(lambda: worker.status()["in_flight"] == 20, "a worker that is full")

@@ -331,6 +331,22 @@ def test_nothing_usable_is_refused_with_the_reasons() -> None:
         fitted(question(), [])
 
 
+def test_tickets_with_labels_that_were_not_returned_are_refused_with_their_number() -> None:
+    """Left out, they would be missing from what is certified, and not from what a worker routes."""
+    tickets = scored(200, 1)
+    partial = [dataclasses.replace(t, unknown=(0, 1)) for t in tickets[:3]]
+    for arguments in (
+        {"scored": partial + tickets[3:]},
+        {"scored": tickets, "unlabelled": partial},
+        {"scored": tickets, "repeated": [(t, t) for t in partial]},
+    ):
+        labelled = arguments.pop("scored")
+        with pytest.raises(
+            ConfigError, match=r"on 3 of \d+ tickets the engine did not return every label \(up to 2 of"
+        ):
+            fitted(question(), labelled, **arguments)  # type: ignore[arg-type]
+
+
 def test_certificates_carry_fingerprints_and_a_date() -> None:
     result = fitted(question(), scored(200, 1))
     prints = question().fingerprints.model_dump()

@@ -88,6 +88,13 @@ def test_an_artefact_of_another_model_is_refused(calibrated: CalibrationResult) 
         evaluate(other, calibrated.artefact, scored(50, 2, prefix="e"), seed=1)
 
 
+def test_tickets_with_labels_that_were_not_returned_are_refused(calibrated: CalibrationResult) -> None:
+    tickets = scored(50, 2, prefix="e")
+    tickets[7] = dataclasses.replace(tickets[7], unknown=(1,))
+    with pytest.raises(ConfigError, match="on 1 of 50 tickets"):
+        evaluate(ASKED, calibrated.artefact, tickets, seed=1)
+
+
 def spoilt(share: float, seed: int) -> list[ScoredTicket]:
     generator = np.random.default_rng(seed)
     return [

@@ -13,7 +13,10 @@ import pytest
 
 from tests.offline.chromium import visit
 from tests.offline.populations import IDS, question, scored
+from tests.offline.test_backtest import log, side
 from worker.core.guarantees import n_min
+from worker.offline.backtest import backtest
+from worker.offline.backtest_report import backtest_report
 from worker.offline.calibrate import CalibrationResult, calibrate
 from worker.offline.demo_summary import DemoSummary, DeskSummary, ExampleDecision
 from worker.offline.evaluate import evaluate
@@ -132,10 +135,13 @@ def page(name: str) -> Report:
             )
         case "selftest":
             return selftest_report(examined())
+        case "backtest":
+            by = side()
+            return backtest_report(backtest([log(by)], side(0.6), by))
     return demo_report(demo())
 
 
-PAGES = ("calibration", "too few labels", "misroutes, jointly", "evaluation", "selftest", "demo")
+PAGES = ("calibration", "too few labels", "misroutes, jointly", "evaluation", "selftest", "backtest", "demo")
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -15,8 +15,9 @@ from worker.adapters.files import Labelled
 from worker.adapters.sglang import SGLangEngine
 from worker.core.normalise import canonical
 from worker.core.rules import Rules, RuleSet
+from worker.core.scores import LabelScores
 from worker.errors import EngineUnavailable
-from worker.offline.scoring import ATTEMPTS, ScoredTicket, score_labelled
+from worker.offline.scoring import ATTEMPTS, ScoredTicket, ScoreJournal, score_labelled
 from worker.runtime.question import Question, prepare_question
 
 
@@ -77,6 +78,20 @@ async def test_scores_come_in_the_order_of_the_file_and_equal_the_engines(desk: 
     assert desk.seen[0] == (0, 20)
     assert desk.seen[-1] == (20, 20)
     assert max(desk.stub.counters.items_per_request) == 8 and desk.stub.counters.requests <= 5
+
+
+async def test_what_the_rule_set_leaves_out_is_left_out_of_samples_too_and_is_in_the_fingerprint(desk: Desk) -> None:
+    set_ = rules()
+    style = set_.categories.prompt.model_copy(update={"canonicalise": ("urls",)})
+    shorter = RuleSet(categories=set_.categories.model_copy(update={"prompt": style}), rules=set_.rules)
+    whole = desk.question
+    desk.question = await prepare_question(shorter, desk.engine)
+    assert desk.question.fingerprints.differences(whole.fingerprints) == ("normaliser",)
+    samples = [Labelled(f"t{n}", f"see https://desk.example/{n} again", "login") for n in range(5)]
+    assert await desk.asked(samples) == 1
+    found = await desk.score(samples)
+    assert [ticket.text for ticket in found] == [sample.text for sample in samples]
+    assert len({ticket.scores for ticket in found}) == 1
 
 
 async def test_a_second_run_asks_only_for_what_is_missing(desk: Desk, tmp_path: Path) -> None:
@@ -178,16 +193,37 @@ async def test_a_ticket_that_ends_the_connection_is_found_and_named(desk: Desk) 
 
 async def test_a_ticket_that_is_too_long_is_named_and_asked_again_next_time(desk: Desk, tmp_path: Path) -> None:
     journal = tmp_path / "scores.jsonl"
-    long = Labelled("long", "word " * 9000, "bug")
+    long = Labelled("long", "word " * 30_000, "bug")
     found = await desk.score([*tickets(3), long], journal)
     assert [t.problem for t in found] == [None, None, None, "too_long"]
-    assert await desk.asked([*tickets(3), long], journal) == 1
+    assert await desk.asked([*tickets(3), long], journal) == 0  # not for its length either
+
+
+async def test_a_ticket_that_the_worker_would_not_read_whole_certifies_nothing(desk: Desk) -> None:
+    long = Labelled("long", "word " * 9000, "bug")
+    assert [t.problem for t in await desk.score([*tickets(1), long])] == [None, "truncated"]
+    length = desk.question.rule_set.rules.length.model_copy(update={"when_cut": "decide"})
+    rules = desk.question.rule_set.rules.model_copy(update={"length": length})
+    deciding = desk.question.rule_set.model_copy(update={"rules": rules})
+    before = desk.question.fingerprints
+    desk.question = await prepare_question(deciding, desk.engine)
+    assert [t.problem for t in await desk.score([*tickets(1), long])] == [None, None]
+    assert desk.question.fingerprints.differences(before) == ("prompt",)
 
 
 async def test_an_answer_that_fails_validation_is_never_used(desk: Desk) -> None:
     desk.stub.behaviour.fault = "nan"
     found = await desk.score(tickets(2), batch=1)
     assert [t.problem for t in found] == ["invalid_answer", "invalid_answer"]
+
+
+async def test_a_journal_keeps_which_labels_were_not_returned(desk: Desk, tmp_path: Path) -> None:
+    partial = LabelScores.from_logprobs((-0.5, -3.0, -3.0), unknown=(1, 2))
+    path = tmp_path / "scores.jsonl"
+    with ScoreJournal(path, desk.question, 0) as journal:
+        journal.add({"my bill": partial})
+    found = await desk.score([Labelled("a", "my bill", "billing")], path)
+    assert found[0].scores == partial
 
 
 async def test_equal_texts_are_asked_about_once(desk: Desk) -> None:

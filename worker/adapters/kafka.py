@@ -345,4 +345,5 @@ class KafkaStream:
             self._consumer.pause(to_pause)
         if to_resume:
             self._consumer.resume(to_resume)
-        self._held = wanted
+        # What is not assigned just now stays held: the client remembers its pause until it comes back.
+        self._held = wanted | self._held.difference(self._epochs)

@@ -68,7 +68,7 @@ def reliability_figure(before: Sequence[Band], after: Sequence[Band]) -> Drawn:
             axes.xaxis.set_major_formatter(PercentFormatter(1, 0))
         top.yaxis.set_major_formatter(PercentFormatter(1, 0))
 
-    return _drawn("reliability", "Stated probability against the share of answers that were right.", (5.4, 5.0), draw)
+    return drawn("reliability", "Stated probability against the share of answers that were right.", (5.4, 5.0), draw)
 
 
 def risk_coverage_figure(
@@ -103,7 +103,7 @@ def risk_coverage_figure(
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.legend(loc="upper left")
 
-    return _drawn("risk_coverage", "Error rate among the routed against the share routed.", (5.4, 3.9), draw)
+    return drawn("risk_coverage", "Error rate among the routed against the share routed.", (5.4, 3.9), draw)
 
 
 def confidence_figure(confidence: Sequence[float], right: Sequence[bool]) -> Drawn:
@@ -127,7 +127,7 @@ def confidence_figure(confidence: Sequence[float], right: Sequence[bool]) -> Dra
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.legend(loc="upper left")
 
-    return _drawn("confidence", "Stated probabilities of right and of wrong answers.", (5.4, 3.4), draw)
+    return drawn("confidence", "Stated probabilities of right and of wrong answers.", (5.4, 3.4), draw)
 
 
 def confusion_figure(matrix: Sequence[Sequence[int]], categories: Sequence[str]) -> Drawn:
@@ -158,7 +158,7 @@ def confusion_figure(matrix: Sequence[Sequence[int]], categories: Sequence[str])
                         axes.text(j, i, str(count), ha="center", va="center", color=ink, fontsize=small)
 
     side = min(9.0, 2.6 + 0.42 * size)
-    return _drawn("confusion", "True labels against predicted labels.", (side + 0.6, side), draw)
+    return drawn("confusion", "True labels against predicted labels.", (side + 0.6, side), draw)
 
 
 def certificates_figure(certificates: Sequence[Certificate]) -> Drawn:
@@ -183,7 +183,7 @@ def certificates_figure(certificates: Sequence[Certificate]) -> Drawn:
         axes.grid(False, axis="y")
 
     alt = "Errors, their upper bound and alpha, for each certificate."
-    return _drawn("certificates", alt, (5.8, 1.1 + 0.36 * max(1, len(shown))), draw)
+    return drawn("certificates", alt, (5.8, 1.1 + 0.36 * max(1, len(shown))), draw)
 
 
 def shares_figure(
@@ -215,7 +215,7 @@ def shares_figure(
         axes.grid(False, axis="y")
         _legend_above(axes, len(series))
 
-    return _drawn(name, alt, (5.4, 1.4 + 0.30 * len(categories)), draw)
+    return drawn(name, alt, (5.4, 1.4 + 0.30 * len(categories)), draw)
 
 
 def flips_figure(rates: Sequence[tuple[str, float, float, float, bool]]) -> Drawn:
@@ -232,14 +232,15 @@ def flips_figure(rates: Sequence[tuple[str, float, float, float, bool]]) -> Draw
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.grid(False, axis="y")
 
-    return _drawn("flips", "Share of tickets whose label changed.", (5.4, 1.1 + 0.42 * max(1, len(rates))), draw)
+    return drawn("flips", "Share of tickets whose label changed.", (5.4, 1.1 + 0.42 * max(1, len(rates))), draw)
 
 
 def _legend_above(axes: Axes, columns: int) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2, columnspacing=1.4)
 
 
-def _drawn(name: str, alt: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> Drawn:
+def drawn(name: str, alt: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> Drawn:
+    """What `draw` puts on a figure of this size (inches), in the style that all of them have."""
     with _style(name):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)

@@ -62,7 +62,7 @@ def calibration_report(result: CalibrationResult, selftest: SelfTest | None = No
         figures.append(certificates_figure(result.certificates))
     if selftest is not None and _comparisons(selftest):
         figures.append(flips_figure(_comparisons(selftest)))
-    return _page(
+    return page(
         "calibration.html.j2",
         figures,
         result=result,
@@ -85,7 +85,7 @@ def evaluation_report(evaluation: Evaluation) -> Report:
         confidence_figure([a.decision.probability or 0.0 for a in answered], [a.right for a in answered]),
         confusion_figure(evaluation.measures.confusion, evaluation.artefact.labels),
     ]
-    return _page("evaluation.html.j2", figures, evaluation=evaluation, artefact=evaluation.artefact)
+    return page("evaluation.html.j2", figures, evaluation=evaluation, artefact=evaluation.artefact)
 
 
 def selftest_report(selftest: SelfTest) -> Report:
@@ -96,13 +96,13 @@ def selftest_report(selftest: SelfTest) -> Report:
     figures = [shares_figure("shares", "Predicted share of each category under each order.", names, series[:5])]
     if _comparisons(selftest):
         figures.append(flips_figure(_comparisons(selftest)))
-    return _page("selftest.html.j2", figures, selftest=selftest)
+    return page("selftest.html.j2", figures, selftest=selftest)
 
 
 def demo_report(summary: DemoSummary) -> Report:
     """The page of a demo run."""
     errors = [share(desk.wrong, desk.scored_routes) for desk in summary.desks]
-    return _page("demo.html.j2", [], summary=summary, desks=list(zip(summary.desks, errors, strict=True)))
+    return page("demo.html.j2", [], summary=summary, desks=list(zip(summary.desks, errors, strict=True)))
 
 
 def _risk_coverage(result: CalibrationResult, routed: Sequence[Candidate]) -> list[Drawn]:
@@ -154,7 +154,8 @@ def _surest_mistakes(result: CalibrationResult) -> list[dict[str, Any]]:
     ]
 
 
-def _page(template: str, figures: Sequence[Drawn], **values: object) -> Report:
+def page(template: str, figures: Sequence[Drawn], **values: object) -> Report:
+    """A template of this project with its figures inside."""
     sources = {f.name: "data:image/svg+xml;base64," + base64.b64encode(f.svg).decode() for f in figures}
     alts = {f.name: f.alt for f in figures}
     html = _environment().get_template(template).render(figures=sources, alts=alts, **values)
