@@ -46,8 +46,7 @@ from worker.telemetry import (
     set_up_logging,
     start_export,
 )
-from worker.telemetry.metrics import BUCKETS_S
-from worker.telemetry.names import prometheus_name
+from worker.telemetry.names import BUCKETS_S, prometheus_name
 from worker.telemetry.traces import SampledTracing
 
 ROOT = Path(__file__).parents[1]
@@ -515,7 +514,31 @@ class TestExport:
         measured = ExportMetricsServiceRequest.FromString(found["/v1/metrics"])
         by_name = {metric.name: metric for metric in measured.resource_metrics[0].scope_metrics[0].metrics}
         assert by_name[DECISIONS.name].sum.data_points[0].as_int == 3
-        assert by_name[ENGINE_LATENCY.name].histogram.data_points[0].count == 1
+        point = by_name[ENGINE_LATENCY.name].histogram.data_points[0]
+        assert (point.count, point.sum, tuple(point.explicit_bounds)) == (1, 0.2, BUCKETS_S)
+        assert point.bucket_counts[BUCKETS_S.index(0.25)] == 1
+        assert 0 < point.start_time_unix_nano <= point.time_unix_nano
+
+    @pytest.mark.parametrize(("preference", "counts"), [("cumulative", [1, 3]), ("delta", [1, 2])])
+    def test_histograms_are_cumulative_or_deltas_as_the_standard_variable_says(
+        self, collector: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch, preference: str, counts: list[int]
+    ) -> None:
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", preference)
+        metrics = Metrics()
+        metrics.add(DECISIONS, "route", "billing", "certified")
+        export = _start(metrics)
+        metrics.observe(ENGINE_LATENCY, 0.2)
+        export._metrics.force_flush()
+        for _ in range(2):
+            metrics.observe(ENGINE_LATENCY, 0.2)
+        export.close(10.0)
+        found = []
+        for _, body in collector:
+            for metric in ExportMetricsServiceRequest.FromString(body).resource_metrics[0].scope_metrics[0].metrics:
+                if metric.name == ENGINE_LATENCY.name:
+                    found.append(metric.histogram.data_points[0].count)
+        assert found == counts
 
     @pytest.mark.parametrize("fault", ["silent", "closed"])
     def test_a_collector_that_is_away_neither_blocks_nor_holds_up_the_end(

@@ -29,7 +29,9 @@ from rich.progress import (
 from rich.text import Text
 
 from worker import console, serving
+from worker.adapters.writing import WAYS
 from worker.core.envelope import envelope_json_schema
+from worker.core.turns import ChatTemplate
 from worker.errors import ConfigError, RouterError
 from worker.offline.replay import Selection
 from worker.settings import EngineName, Settings, load_settings
@@ -45,6 +47,10 @@ benchmark = typer.Typer(help="Measure what this software promises.", no_args_is_
 app.add_typer(benchmark, name="benchmark")
 prompt = typer.Typer(help="Look at what the model is asked.", no_args_is_help=True)
 app.add_typer(prompt, name="prompt")
+cache = typer.Typer(help="Look at what Redis remembers, or have it forget.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+rule_sets = typer.Typer(help="Test a rule set, and compare two versions of one.", no_args_is_help=True)
+app.add_typer(rule_sets, name="rules")
 out = Console()
 err = Console(stderr=True)
 
@@ -84,6 +90,12 @@ def _moment(text: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
+def _way(text: str) -> str:
+    if text not in WAYS:
+        raise typer.BadParameter(f"one of {', '.join(WAYS)}, not '{text}'")
+    return text
+
+
 Moment = Annotated[
     int | None,
     typer.Option(parser=_moment, metavar="ISO8601", help="By the time of the records; UTC unless it says otherwise."),
@@ -120,6 +132,15 @@ def _makeable(folder: Path) -> Path:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise typer.BadParameter(f"{folder} cannot be made a folder: {nearest} is not one that can be written to")
     return folder
+
+
+def _writable(file: Path | None) -> Path | None:
+    """The same for a file that is named at all."""
+    if file is not None:
+        _makeable(file.parent)
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder; name a file")
+    return file
 
 
 class _RateColumn(ProgressColumn):
@@ -163,14 +184,14 @@ def _settings(engine: EngineName | None = None) -> Settings:
 def run(rules: Rules) -> None:
     """Run the worker until SIGTERM, against what ROUTER_* names."""
     settings = load_settings()
-    asyncio.run(serving.serve(settings, rules, serving.set_up_telemetry(settings)))
+    serving.run(serving.serve(settings, rules, serving.set_up_telemetry(settings)))
 
 
 @app.command()
 def serve(rules: Rules) -> None:
     """Answer over HTTP until SIGTERM: tickets on POST /v1/decide, typed questions on POST /v1/systemone."""
     settings = load_settings()
-    asyncio.run(serving.serve_http(settings, rules, serving.set_up_telemetry(settings)))
+    serving.run(serving.serve_http(settings, rules, serving.set_up_telemetry(settings)))
 
 
 @app.command()
@@ -204,6 +225,88 @@ def prompt_turns(
 ) -> None:
     """Print a chat template as `turns` for categories.yaml, so that the worker needs no Jinja."""
     sys.stdout.write(console.turns_yaml(serving.turns(file)))
+
+
+OneRuleSet = Annotated[Path | None, typer.Option("--rules", help="Folder of a rule set: only its entries.")]
+AtMost = Annotated[int, typer.Option(min=1_000, help="Keys of the server that are looked at.")]
+
+
+@cache.command("stats")
+def cache_stats(rules: OneRuleSet = None, at_most: AtMost = 10_000_000) -> None:
+    """Print how many scores Redis remembers of each rule set, their memory, and how long they will stay."""
+    console.print_holdings(out, serving.cache_stats(load_settings(), rules, at_most))
+
+
+@cache.command("flush")
+def cache_flush(
+    rules: OneRuleSet = None,
+    everything: Annotated[bool, typer.Option("--all", help="Of every rule set.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much there is, forget nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
+    at_most: AtMost = 10_000_000,
+) -> None:
+    """Have Redis forget the scores of a rule set, or all; they are made anew when tickets need them."""
+    if (rules is None) != everything:
+        raise typer.BadParameter("say --rules FOLDER, or --all")
+    settings = load_settings()
+    if dry_run or not yes:
+        survey = serving.cache_stats(settings, rules, at_most)
+        entries = sum(held.entries for held in survey.holdings.values())
+        if dry_run:
+            console.print_flush(out, entries, survey.complete, dry_run=True)
+            return
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{entries} entries would be forgotten: say --yes")
+        typer.confirm(f"Forget {entries} entries?", abort=True)
+    console.print_flush(out, *serving.cache_flush(settings, rules, at_most), dry_run=False)
+
+
+@rule_sets.command("test")
+def rules_test(rules: Rules) -> None:
+    """Run the tests that the rule set carries; exit code 1 where one fails. Neither engine nor broker is needed."""
+    found = serving.rules_test(rules)
+    console.print_rule_tests(out, found)
+    if found.failed:
+        raise typer.Exit(1)
+
+
+@rule_sets.command("diff")
+def rules_diff(
+    old: Annotated[Path, typer.Argument(help="Folder of the rule set as it was.")],
+    new: Annotated[Path, typer.Argument(help="Folder of the rule set as it will be.")],
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Decisions of `export`: also say what moves.", show_default=False)
+    ] = None,
+) -> None:
+    """Say what differs between two versions of a rule set, what expires, and by a log what would move where."""
+    console.print_rules_diff(out, serving.rules_diff(old, new))
+    if log is not None:
+        _backtest(log, new, old)
+
+
+@app.command("backtest")
+def backtest(
+    log: Annotated[Path, typer.Option("--log", help="JSONL of decisions, as `export` writes it.", show_default=False)],
+    rules: Annotated[Path, typer.Option("--rules", help="Folder of the new rules.", show_default=False)],
+    old: Annotated[
+        Path | None, typer.Option("--old", help="Folder of the rules that made the log, where they are at hand.")
+    ] = None,
+    report: Annotated[Path, typer.Option(help="Folder for the report.", callback=_makeable)] = Path("build/backtest"),
+) -> None:
+    """Decide recorded decisions again under other rules, without a model, and compare: what moves where?"""
+    _backtest(log, rules, old, report)
+
+
+def _backtest(log: Path, new: Path, old: Path | None, report: Path | None = None) -> None:
+    study = studies()
+    with bars() as progress:
+        task = progress.add_task("bytes of decisions", total=None)
+        found = study.backtest_command(
+            log, new, old, lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    console.print_backtest(out, found, study.backtest_limits(found))
+    if report is not None:
+        out.print(f"report: {study.write_backtest_report(found, report)}", highlight=False)
 
 
 @app.command()
@@ -346,22 +449,76 @@ def calibrate(
 
 @app.command()
 def evaluate(
-    rules: Rules,
+    rules: Annotated[
+        Path | None,
+        typer.Option("--rules", help="Folder of a rule set; with --choices only its prompt style counts."),
+    ] = None,
     question: FurtherQuestion = None,
     labelled: LabelledFile = None,
     part: Part = "all",
     fail_over: Annotated[
         bool, typer.Option("--fail-over", help="Exit code 1 where alpha is exceeded beyond chance.")
     ] = False,
+    choices: Annotated[
+        Path | None,
+        typer.Option(
+            "--choices",
+            help="In place of a calibration: multiple-choice questions, CSV or JSONL: question, options, answer.",
+        ),
+    ] = None,
+    chat_template: Annotated[
+        ChatTemplate | None,
+        typer.Option("--chat-template", help="With --choices: the model's family; default: a base model's prompt."),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=2, max=1000, help="With --choices: questions at once when asked under load.")
+    ] = 8,
+    write_too: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--writing",
+            parser=_way,
+            metavar="word|json|thinking",
+            help="With --choices: also have the model write its answer; may be repeated.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="With --writing: only the first questions, one after the other.")
+    ] = 30,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", help="With --choices: write figures and every question's row to this file.", callback=_writable
+        ),
+    ] = None,
     engine: Engine = None,
     scores: Scores = JOURNAL,
     report: Annotated[Path, typer.Option(help="Folder for the report and its figures.", callback=_makeable)] = Path(
         "build/evaluation"
     ),
 ) -> None:
-    """Check an existing calibration on labelled tickets that it has not seen."""
+    """Check an existing calibration on labelled tickets that it has not seen; or, by --choices, how often and how
+    surely the engine is right on multiple-choice questions."""
+    if choices is None and rules is None:
+        raise typer.BadParameter("say --rules FOLDER, or --choices FILE")
+    if choices is None and (chat_template is not None or write_too or json_file is not None):
+        raise typer.BadParameter("--chat-template, --writing and --json go with --choices")
+    if choices is not None and (labelled is not None or question is not None or fail_over):
+        raise typer.BadParameter("--labelled, --question and --fail-over are for a calibration, not for --choices")
+    if chat_template is not None and rules is not None:
+        raise typer.BadParameter("--rules and --chat-template both say how the prompt is written: keep one")
     settings, study = _settings(engine), studies()
     serving.set_up_telemetry(settings, quiet=True)
+    if choices is not None:
+        with bars() as progress:
+            start = partial(_bar, progress)
+            ways = [way for way in WAYS if way in (write_too or ())]
+            asking = study.choices_command(settings, choices, rules, chat_template, concurrency, ways, limit, start)
+            answered = asyncio.run(asking)
+        console.print_choices(out, answered, study.machine(), study.today())
+        if json_file is not None:
+            out.print(f"written: {study.write_choices(answered, json_file)}", markup=False, highlight=False)
+        return
     with bars() as progress:
         start = partial(_bar, progress)
         work = study.evaluate_command(settings, rules, labelled, part, scores, start, question)
@@ -443,6 +600,27 @@ def writing(
 
 
 @benchmark.command()
+def attacks(
+    rules: Rules,
+    part: Part = "all",
+    each: Annotated[int, typer.Option(min=1, max=100, help="Honest tickets under each of some 300 templates.")] = 2,
+    kind: Annotated[list[str] | None, typer.Option(help="Only this kind of attack; may be repeated.")] = None,
+    every: Annotated[int, typer.Option(min=1, max=100, help="Only one template of so many.")] = 1,
+    show: Annotated[int, typer.Option(min=0, max=1000, help="So many successful attacks are listed.")] = 20,
+    engine: Engine = None,
+) -> None:
+    """How many attacked tickets end where their author wants; exit code 1 where it is more than alpha allows."""
+    settings, study = _settings(engine), studies()
+    serving.set_up_telemetry(settings, quiet=True)
+    with bars() as progress:
+        start = partial(_bar, progress)
+        table = asyncio.run(study.attack_command(settings, rules, part, each, kind or [], every, start))
+    console.print_attacks(out, table, study.machine(), study.today(), show)
+    if table.exceeded:
+        raise typer.Exit(1)
+
+
+@benchmark.command()
 def questions(
     rules: Rules,
     tickets: Annotated[int, typer.Option(min=1, max=1000, help="Of the set's samples.")] = 24,
@@ -454,7 +632,8 @@ def questions(
     serving.set_up_telemetry(settings, quiet=True)
     with bars() as progress:
         costs = asyncio.run(study.question_costs(settings, rules, tickets, rounds, partial(_bar, progress)))
-    console.print_question_costs(out, costs, study.machine(), study.today())
+    what = "CPU time" if settings.engine == "llama_cpp" else "time"
+    console.print_question_costs(out, costs, what, study.machine(), study.today())
 
 
 @app.command()

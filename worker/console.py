@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,23 +12,35 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from worker.adapters.redis_upkeep import Survey
+from worker.core.turns import Turns
 from worker.offline.audit import End, Ledger
 from worker.offline.check import Finding
 from worker.offline.demo import DeskResult, examples, percentile
+from worker.offline.prompt_view import Part, PromptView
 from worker.offline.replay import Replay
+from worker.offline.rule_tests import RuleTestRun
+from worker.offline.rules_diff import RulesDiff
 
 if TYPE_CHECKING:  # these need numpy, which a worker does not
     from worker.core.artefact import Artefact
+    from worker.offline.attack_trial import AttackTable
+    from worker.offline.backtest import Backtest, Counted
     from worker.offline.benchmark import CertifyingTime, GuaranteesTable
     from worker.offline.calibrate import CalibrationResult
+    from worker.offline.choices import ChoiceEvaluation
     from worker.offline.evaluate import Evaluation
     from worker.offline.guarantee_simulation import Outcome
     from worker.offline.measures import Measured
+    from worker.offline.question_cost import QuestionCost
     from worker.offline.selftest import SelfTest
     from worker.offline.splits import SplitRow
+    from worker.offline.writing import WrittenAnswers
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "wrong": "[red]wrong[/]"}
 EXAMPLES_PER_SET = 5
+PARTS: Mapping[Part, str] = {"prefix": "dim", "ticket": "bold cyan", "cue": "yellow"}
+"""Parts of a prompt, and how they look."""
 
 
 def print_findings(out: Console, findings: Sequence[Finding]) -> None:
@@ -72,6 +85,142 @@ def print_replay(out: Console, replay: Replay, dry_run: bool) -> None:
     out.print(f"{'would send' if dry_run else 'sent'} {len(replay.resends)} tickets in again", highlight=False)
     for what, count in [*replay.reasons.items(), *((f"left: {why}", n) for why, n in replay.left.items())]:
         out.print(f"  {count} {what}", markup=False, highlight=False)
+
+
+def print_rule_tests(out: Console, run: RuleTestRun) -> None:
+    """What failed, which rules have no test, and one line that says it all."""
+    for result in run.failed:
+        where = f"rule '{result.rule}': " if result.rule is not None else ""
+        out.print(f"  {where}{result.failure}", style="red", markup=False, highlight=False, soft_wrap=True)
+    for name in run.untested:
+        out.print(f"  rule '{name}' has no test", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    held = len(run.results) - len(run.failed)
+    said = f"{run.rule_set}: {held} of {len(run.results)} tests hold"
+    out.print(said, style="red" if run.failed else "green", markup=False, highlight=False)
+
+
+def print_rules_diff(out: Console, diff: RulesDiff) -> None:
+    """A line for each difference, by area; then what expires."""
+    out.print(f"{diff.old} → {diff.new}", markup=False, highlight=False, soft_wrap=True)
+    for change in diff.changes:
+        detail = f": {change.detail}" if change.detail else ""
+        said = f"  {change.area}: {change.kind} {change.what}{detail}"
+        out.print(said, markup=False, highlight=False, soft_wrap=True)
+    if not diff.changes:
+        out.print("  nothing differs that decides", highlight=False)
+    for line in diff.expires:
+        out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_backtest(out: Console, backtest: Backtest, limits: Sequence[str]) -> None:
+    """Both sides, what moves where, and what a log cannot tell."""
+    was, now = backtest.recorded, backtest.replayed
+    table = Table("", "as recorded", "new rules", box=None, pad_edge=False)
+    for name, cell in (
+        ("tickets", lambda side: f"{side.n}"),
+        ("routed", lambda side: f"{side.routed}: {_percent(side.automation)}"),
+        ("to people", lambda side: f"{side.people}"),
+        ("routed by score", lambda side: f"{side.judged}"),
+        ("expected wrong", _expected_wrong),
+        ("busiest hour for people", lambda side: f"{side.busiest[1]} ({side.busiest[0]}:00Z)" if side.busiest else "–"),
+    ):
+        table.add_row(name, cell(was), cell(now))
+    out.print(table)
+    if backtest.not_in_force:
+        out.print(f"nothing would be routed by score: {backtest.not_in_force}", style="yellow", highlight=False)
+    out.print(f"{backtest.moved} of {now.n} tickets go elsewhere", highlight=False)
+    for (a, b), n in backtest.moves.items():
+        if a != b:
+            out.print(f"  {n} {a} → {b}", markup=False, highlight=False)
+    for line in limits:
+        out.print(f"  {line}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    said = "expected wrong: from the calibrated probabilities, if they are true; no label was looked at"
+    if backtest.other_calibration:
+        said += "; the two sides are judged by different calibrations"
+    out.print(said, style="dim", highlight=False, soft_wrap=True)
+
+
+def _percent(measured: Measured) -> str:
+    return f"{measured.value:.1%} ({100 * measured.lower:.1f} to {100 * measured.upper:.1f} %)"
+
+
+def _expected_wrong(side: Counted) -> str:
+    if not side.judged:
+        return "–"
+    wrong, error = side.expected_wrong, side.expected_error
+    return f"{wrong.value:.1f} ({wrong.lower:.0f} to {wrong.upper:.0f}), {error.value:.2%}"
+
+
+def print_holdings(out: Console, survey: Survey) -> None:
+    """What Redis remembers, a line for each rule set."""
+    for rule_set, held in sorted(survey.holdings.items()):
+        times = f", {held.shortest_ttl_s} to {held.longest_ttl_s} s left" if held.longest_ttl_s is not None else ""
+        about = "about " if held.sampled < held.entries else ""
+        said = f"{rule_set}: {held.entries} entries, {about}{held.bytes} bytes{times}"
+        out.print(said, markup=False, highlight=False, soft_wrap=True)
+    if not survey.holdings:
+        out.print("nothing is remembered", highlight=False)
+    _print_incomplete(out, survey.complete)
+
+
+def print_flush(out: Console, entries: int, complete: bool, *, dry_run: bool) -> None:
+    """How much was, or would be, forgotten."""
+    out.print(f"{'would forget' if dry_run else 'forgot'} {entries} entries", highlight=False)
+    if not dry_run:
+        out.print("workers that run remember for up to 5 minutes more; restart them where that is too long")
+    _print_incomplete(out, complete)
+
+
+def _print_incomplete(out: Console, complete: bool) -> None:
+    if not complete:
+        out.print("the server holds more keys than were looked at: raise --at-most", style="red")
+
+
+def print_prompt(out: Console, view: PromptView) -> None:
+    """On a terminal tables, else a line for each token, label and fact, with tabs between columns."""
+    facts = {
+        "ticket": view.text,
+        "engine": f"{view.identity.engine}, {view.identity.model}",
+        "tokens": ", ".join(f"{part} {view.count(part)}" for part in PARTS) + "; the label is read behind the last one",
+        "room": f"{view.room} of {view.room.context:,}; tickets of up to {view.room.longest_ticket:,} fit",
+        "versions": ", ".join(view.versions),
+        **view.fingerprints.model_dump(),
+    }
+    if view.joined:
+        facts["seam"] = "a token reaches from the prefix into the ticket"
+    if not out.is_terminal:
+        rows: list[tuple[object, ...]] = [
+            *(("token", n, t.id, t.part, _piece(t.piece)) for n, t in enumerate(view.tokens)),
+            *(("label", label.category, label.id, label.word, _piece(label.piece)) for label in view.labels),
+            *(("fact", name, value) for name, value in facts.items()),
+        ]
+        for row in rows:
+            out.file.write("\t".join(map(str, row)) + "\n")
+        return
+    tokens = Table("", "id", "piece", "", title="what is sent", title_justify="left", box=None)
+    last = len(view.tokens) - 1
+    for n, t in enumerate(view.tokens):
+        begins = n == 0 or view.tokens[n - 1].part != t.part
+        notes = [f"← {t.part}"] * begins + ["← behind it, the label is read"] * (n == last)
+        tokens.add_row(str(n), str(t.id), escape(_piece(t.piece)), " ".join(notes), style=PARTS[t.part])
+    labels = Table("category", "word", "id", "piece", title="labels", title_justify="left", box=None)
+    for label in view.labels:
+        labels.add_row(label.category, escape(label.word), str(label.id), escape(_piece(label.piece)))
+    about = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        about.add_row(name, escape(value))
+    out.print(tokens, labels, about, sep="\n\n", highlight=False)
+
+
+def turns_yaml(turns: Turns) -> str:
+    """Lines for categories.yaml; JSON strings are YAML strings."""
+    lines = [f"    {name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in turns.model_dump().items()]
+    return "prompt:\n  style: chat\n  turns:\n" + "".join(lines)
+
+
+def _piece(text: str | None) -> str:
+    """Quoted, so that spaces and line breaks show."""
+    return "?" if text is None else json.dumps(text, ensure_ascii=False)
 
 
 def print_licence(out: Console, notice: str) -> None:
@@ -141,6 +290,49 @@ def print_evaluation(out: Console, result: Evaluation) -> None:
         word = "exceeded beyond chance" if result.exceeded_beyond_chance else "not exceeded beyond chance"
     table.add_row("alpha", word)
     out.print(table, highlight=False)
+
+
+def print_choices(out: Console, result: ChoiceEvaluation, machine: str, date: str) -> None:
+    """How often it is right, by confidence and by place; flips, latencies, and the same questions in writing."""
+    n = len(result.answered)
+    table = Table(title=f"{result.questions} questions; {machine}; {date}", title_justify="left", box=None)
+    table.show_header = False
+    unscored = "".join(f", {count} {code}" for code, count in result.unscored)
+    table.add_row("answered", f"{n}{unscored}" + (f", {result.partial} without all labels" if result.partial else ""))
+    table.add_row("accuracy", f"{_measured(result.accuracy)}; guessing: {result.by_chance:.1%}")
+    ece = _measured(result.ece)
+    table.add_row("mean confidence", f"{result.mean_confidence:.1%}, expected calibration error {ece}")
+    table.add_row("by confidence", result.monotonicity)
+    table.add_row("label mass", f"{result.median_mass:.3g} (median)")
+    for flips in result.flips:
+        table.add_row(f"asked {flips.name}", f"{flips.flips} of {flips.n} flip: {_measured(flips.rate)}")
+    for one in result.passes:
+        times = ", ".join(f"p{percent} {1000 * one.seconds_at(percent):.0f} ms" for percent in (50, 95))
+        table.add_row(f"latency {one.name}", times)
+    out.print(table, highlight=False)
+    by_band = Table(box=None)
+    for title in ("confidence", "n", "mean confidence", "accuracy"):
+        by_band.add_column(title, justify="left" if title == "confidence" else "right")
+    for band in (band for band in result.bands if band.n):
+        right = f"{band.accuracy:.1%} ({100 * band.lower:.1f} to {100 * band.upper:.1f} %)"
+        by_band.add_row(f"{band.lo:.2f} to {band.hi:.2f}", str(band.n), f"{band.mean_confidence:.1%}", right)
+    out.print(by_band, highlight=False)
+    places = Table(box=None)
+    for title in ("place", "offered", "is the answer", "answered", "rightly"):
+        places.add_column(title, justify="right")
+    for place in result.places:
+        counts = (place.offered, place.labelled, place.predicted, place.right)
+        places.add_row(str(place.place + 1), *map(str, counts))
+    out.print(places, highlight=False)
+    out.print(
+        "Confidence is the label's share among the options, not calibrated: the bands show how far it is from how "
+        "often the answer is right. Nothing is certified by this.",
+        highlight=False,
+    )
+    if result.written:
+        print_writing(out, result.written, machine, date, "of these questions")
+    for way, why in result.unwritten:
+        out.print(f"not answered by {way}: {why}", style="yellow", markup=False, highlight=False)
 
 
 def _measured(measured: Measured) -> str:
@@ -227,6 +419,75 @@ def print_certifying_times(out: Console, rows: Sequence[CertifyingTime], machine
             f"{row.calibrating_s:.1f} s",
         )
     out.print(table)
+
+
+def print_writing(
+    out: Console, rows: Sequence[WrittenAnswers], machine: str, date: str, what: str = "labelled tickets"
+) -> None:
+    """A row for each way of answering; the first is the scores that the worker uses, uncalibrated."""
+    table = Table(title=f"{rows[0].n} {what}; {machine}; {date}", title_justify="left", box=None)
+    for title in ("answered by", "right", "wrong", "no label", "refused", "tokens written", "a ticket"):
+        table.add_column(title, justify="left" if title == "answered by" else "right")
+    for row in rows:
+        numbers = (str(row.wrong), str(row.unparsable), str(row.refused), f"{row.tokens:.0f}", f"{row.seconds:.2f} s")
+        table.add_row(row.way, _measured(row.right), *numbers)
+    out.print(table)
+    out.print("A written answer has no probability: nothing is certified about it, and nothing routes by it.")
+
+
+def print_attacks(out: Console, table: AttackTable, machine: str, date: str, shown: int) -> None:
+    """A line for each kind of attack and language; then the attacks that succeeded, at most `shown` of them."""
+    title = f"{table.rule_set}: attacked tickets; {machine}; {date}"
+    printed = Table(title=title, title_justify="left")
+    for name in (
+        "attack",
+        "n",
+        "routed without it",
+        "routed",
+        "to the author's target",
+        "without safeguards",
+        "swayed",
+        "found",
+    ):
+        printed.add_column(name, justify="left" if name == "attack" else "right")
+    for row in (*table.rows, table.all):
+        counts = (str(row.n), str(row.honest_routed), str(row.routed))
+        name = f"{row.kind} {row.language}".replace("_", " ").strip()
+        printed.add_row(
+            name,
+            *counts,
+            f"{row.succeeded} = {_measured(row.rate)}",
+            str(row.unguarded),
+            str(row.swayed),
+            str(row.found),
+        )
+    out.print(printed)
+    out.print(
+        "swayed: the model names the author's target, routed or not; found: of those, asked about again", style="dim"
+    )
+    out.print(f"to people: {', '.join(f'{code} {count}' for code, count in table.reasons)}", highlight=False)
+    for attacked in [one for one in table.attacked if one.succeeded][:shown]:
+        template = attacked.attack.template
+        line = f"{template.kind} {template.language} to {attacked.attack.target}: {template.how} {template.text}"
+        out.print(line, markup=False, highlight=False)
+
+
+def print_question_costs(out: Console, costs: Sequence[QuestionCost], what: str, machine: str, date: str) -> None:
+    """A line for each question: what a ticket takes with it and those above it."""
+    title = f"{what} per ticket, median of {len(costs[0].seconds)}; {machine}; {date}"
+    table = Table(title=title, title_justify="left")
+    for title in ("questions", "added", "tokens behind the ticket", "ms per ticket", "ratio", "it adds"):
+        table.add_column(title, justify="left" if title == "added" else "right")
+    before = 0.0
+    for cost in costs:
+        ratio, added = cost.median_s / costs[0].median_s, cost.median_s - before
+        row = (str(cost.questions), escape(cost.added), str(cost.tokens), f"{1000 * cost.median_s:.0f}")
+        table.add_row(*row, f"{ratio:.2f}", f"{1000 * added:+.0f} ms")
+        before = cost.median_s
+    out.print(table)
+    if any(cost.unanswered for cost in costs):
+        total = sum(cost.unanswered for cost in costs)
+        out.print(f"{total} answers could not be scored: the times say little", style="yellow", highlight=False)
 
 
 def print_splits(out: Console, name: str, rows: Sequence[SplitRow], machine: str, date: str) -> None:

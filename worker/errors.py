@@ -96,8 +96,8 @@ class InvalidQuestions(RouterError):
 class TooLong(RouterError):
     """A ticket that does not fit the model's context; it is a ticket, and people read it."""
 
-    def __init__(self, tokens: int, limit: int) -> None:
-        super().__init__(f"{tokens} tokens, and {limit} fit")
+    def __init__(self, tokens: int, limit: int, unit: str = "tokens") -> None:
+        super().__init__(f"{tokens} {unit}, and {limit} fit")
         self.tokens = tokens
         self.limit = limit
 

@@ -7,13 +7,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from worker import wiring
+from worker.adapters import redis_upkeep
 from worker.adapters.chat_template import load_turns
 from worker.adapters.files import rows
 from worker.adapters.kafka_topics import create_topics, describe_topics
@@ -35,10 +36,12 @@ from worker.offline.check import (
 from worker.offline.prompt_view import PromptView, view_prompt
 from worker.offline.replay import Replay, Selection
 from worker.offline.replay import plan as plan_replay
+from worker.offline.rule_tests import RuleTestRun, run_rule_tests
+from worker.offline.rules_diff import RulesDiff, Side, diff_rules
 from worker.offline.sending import as_message
 from worker.runtime.http import Condition, HealthServer
 from worker.runtime.question import Question
-from worker.runtime.service import Stoppable, until_signalled
+from worker.runtime.service import Stoppable, spare_the_collector, until_signalled
 from worker.settings import Settings
 from worker.telemetry import LOG_LINES_DROPPED, LogSink, Metrics, set_up_logging, start_export
 from worker.wiring import Assembly, DecideAssembly, Desk
@@ -74,6 +77,7 @@ class _Process:
         metrics.watch(LOG_LINES_DROPPED, lambda: log_sink.dropped)
         self._health = HealthServer(self._condition_now, lambda: self._waiting_for, metrics.prometheus)
         self.engines = wiring.make_engines(settings)
+        self._sent = wiring.make_sent(settings)
         self.cache = wiring.make_cache(settings, secret)
         self.journal = wiring.make_journal(settings, metrics)
         resource = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ticket-router")}
@@ -82,7 +86,7 @@ class _Process:
     async def questions(self) -> tuple[Question, Calibration | NoCalibration, tuple[wiring.Calibrated, ...]]:
         """Opens the health port, waits for an engine, and says what it is asked under which calibrations."""
         await self._health.start(self._settings.http_host, self._settings.http_port)
-        question = await wiring.ask_until_available(self._desk.rule_set, self.engines, self.waiting)
+        question = await wiring.ask_until_available(self._desk.rule_set, self.engines, self.waiting, self._sent)
         calibration = await wiring.calibration_for(self._desk, question, self.engines, self.waiting)
         further = await wiring.further_for(self._desk, question, self.engines, self.waiting)
         self._waiting_for = None
@@ -113,6 +117,17 @@ class _Process:
         self._waiting_for = what
 
 
+def run(work: Coroutine[None, None, None]) -> None:
+    """As asyncio.run; on uvloop where that is installed (extra `fast`), whose event loop costs less."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        asyncio.run(work)
+        return
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(work)
+
+
 async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
     """The worker as a process: health port first, then engine, then Kafka. Raises RouterError where it must end."""
     desk = Desk.load(folder)
@@ -137,6 +152,7 @@ async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
             process.condition = assembly.worker.status
             announce(assembly.worker)
             process.started(calibration, further)
+            spare_the_collector()
             await assembly.worker.run()
             process.journal.stopped(assembly.worker.status().settled)
 
@@ -170,6 +186,7 @@ async def serve_http(settings: Settings, folder: Path, log_sink: LogSink) -> Non
             process.condition = assembly.server.status
             announce(assembly.server)
             process.started(calibration, further)
+            spare_the_collector()
             await assembly.server.run(settings.serve_host, settings.serve_port)
             process.journal.stopped(assembly.server.status().answered)
 
@@ -200,7 +217,7 @@ async def check(settings: Settings, folder: Path) -> list[Finding]:
         question: Question | None = None
         further: list[Finding] = []
         for name, engine in engines:
-            more, asked = await check_engine(rule_set, engine)
+            more, asked = await check_engine(rule_set, engine, wiring.make_sent(settings))
             findings += [replace(f, part=f"{f.part} {name}") if len(engines) > 1 else f for f in more]
             if question is None and asked is not None:
                 question = asked
@@ -224,7 +241,7 @@ async def prompt_view(settings: Settings, folder: Path, text: str | None) -> Pro
     first = rule_set.categories.categories[0]
     engines = wiring.make_engines(settings)
     try:
-        question = await wiring.ask_once(rule_set, engines[0][1])
+        question = await wiring.ask_once(rule_set, engines[0][1], sent=wiring.make_sent(settings))
         return await view_prompt(question, engines[0][1], text or (*first.examples, first.description)[0])
     except EngineError as error:
         raise ConfigError(f"the engine cannot be asked: {error}") from error
@@ -236,6 +253,22 @@ async def prompt_view(settings: Settings, folder: Path, text: str | None) -> Pro
 def turns(file: Path) -> Turns:
     """The turns of a model's chat template. Raises PromptError, ConfigError."""
     return load_turns(file)
+
+
+def rules_test(folder: Path) -> RuleTestRun:
+    """The rule set's own tests. Raises ConfigError."""
+    return run_rule_tests(Desk.load(folder).rule_set)
+
+
+def side(folder: Path) -> Side:
+    """One version of a rule set, with the calibrations beside it. Raises ConfigError."""
+    desk = Desk.load(folder)
+    return Side(desk.rule_set, desk.artefact, desk.further)
+
+
+def rules_diff(old: Path, new: Path) -> RulesDiff:
+    """What differs, and what expires. Raises ConfigError."""
+    return diff_rules(side(old), side(new))
 
 
 def topics(
@@ -269,6 +302,26 @@ def export(settings: Settings, folder: Path, to: Path) -> int:
     finally:
         reader.close()
     return count
+
+
+def cache_stats(settings: Settings, folder: Path | None, at_most: int) -> redis_upkeep.Survey:
+    """What is remembered in Redis, of one rule set or of all. Raises ConfigError."""
+    return redis_upkeep.survey(_redis_url(settings), _rule_set_id(folder), at_most)
+
+
+def cache_flush(settings: Settings, folder: Path | None, at_most: int) -> tuple[int, bool]:
+    """Forgets it: how many entries, and whether that is all. Raises ConfigError."""
+    return redis_upkeep.flush(_redis_url(settings), _rule_set_id(folder), at_most)
+
+
+def _redis_url(settings: Settings) -> str:
+    if settings.redis_url is None:
+        raise ConfigError("no ROUTER_REDIS_URL: what a worker remembers by itself is gone when it ends")
+    return settings.redis_url.get_secret_value()
+
+
+def _rule_set_id(folder: Path | None) -> str | None:
+    return None if folder is None else Desk.load(folder).rule_set.id
 
 
 def send(settings: Settings, folder: Path, tickets: Path, limit: int | None) -> tuple[str, int]:

@@ -46,7 +46,27 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+def _http_urls(value: str) -> str:
+    """Each one is looked at: a key in the second address must not slip in behind the first."""
+    urls = [_http_url(part.strip()) for part in value.split(",") if part.strip()]
+    if not urls:
+        raise ValueError("write http://host:port, several separated by commas")
+    if len(set(urls)) < len(urls):
+        raise ValueError("an address stands twice: it would get twice the load")
+    return ",".join(urls)
+
+
+def _bearer_token(secret: SecretStr) -> SecretStr:
+    token = secret.get_secret_value()
+    if len(token) < MIN_SECRET_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"at least {MIN_SECRET_CHARS} printable ASCII characters without spaces (openssl rand -hex 32)"
+        )
+    return secret
+
+
+EngineName = Literal["sglang", "llama_cpp", "openai_compat", "systemone"]
+HttpUrls = Annotated[str, AfterValidator(_http_urls)]
 Properties = Annotated[
     dict[str, str | int | float | bool],
     AfterValidator(ClientProperties),
@@ -108,20 +128,43 @@ class Settings(BaseSettings):
         50, ge=1, le=10_000, description="Longest wait for the cache, connecting included; raise it for TLS."
     )
     cache_ttl_s: int = Field(7 * 86_400, ge=1, le=366 * 86_400, description="Scores are kept for so long.")
+    cache_memory_bytes: int = Field(
+        16 * 2**20, ge=0, le=2**36, description="Most memory for scores in the worker itself, before Redis is asked."
+    )
     cache_secret: SecretStr | None = Field(
         None,
         min_length=MIN_SECRET_CHARS,
         description=f"Keys and signs cached scores; one for all workers, at least {MIN_SECRET_CHARS} characters.",
     )
 
-    engine: Literal["sglang", "llama_cpp"] = Field(
-        "sglang", description="What scores: an SGLang server, or the embedded llama.cpp."
+    engine: EngineName = Field(
+        "sglang",
+        description="What scores: an SGLang server, the embedded llama.cpp, an OpenAI-compatible server (vLLM, "
+        "llama.cpp's), or a decision API (docs/engines.md).",
     )
-    engine_url: HttpUrl | None = Field(None, description="Base URL of the SGLang server.")
+    engine_url: HttpUrls | None = Field(
+        None,
+        description="Base URL of the engine's server; several, separated by commas, share the work and run one model.",
+    )
     engine_api_key: SecretStr | None = Field(None, description="Sent to the engine as a bearer token.")
+    engine_model: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the model, where an OpenAI-compatible server or decision API has several.",
+    )
     engine_timeout_s: float = Field(30.0, gt=0, le=600, description="Longest wait for one answer of the engine.")
-    engine_connections: int = Field(16, ge=1, le=1_024, description="Most connections to the engine.")
+    engine_connections: int = Field(16, ge=1, le=1_024, description="Most connections to an engine.")
     engine_attempts: int = Field(3, ge=1, le=10, description="Attempts for a ticket before it goes to people.")
+    tokenizer_file: Path | None = Field(
+        None,
+        description="The model's own tokenizer.json (extra `ids`): tickets are tokenized here, so that none can write "
+        "a control token, and sent as ids.",
+    )
+    send_ids: bool = Field(
+        True,
+        description="With a tokenizer file: `false` sends text in which it found no control token; ids need a "
+        "calibration of their own.",
+    )
     engine_threads: int = Field(2, ge=1, le=256, description="Threads of the embedded engine.")
     engine_model_path: Path | None = Field(
         None, description="GGUF file of the embedded engine; unset: the packaged model."
@@ -129,9 +172,14 @@ class Settings(BaseSettings):
 
     batch_items: int = Field(32, ge=1, le=1_024, description="Most tickets in one request to the engine.")
     batch_wait_ms: float = Field(5.0, ge=0, le=1_000, description="Longest wait for a batch to fill.")
-    batch_concurrency: int = Field(16, ge=1, le=1_024, description="Most requests at the engine at once.")
+    batch_concurrency: int = Field(16, ge=1, le=1_024, description="Most requests at an engine at once.")
 
-    max_in_flight: int = Field(256, ge=1, le=1_000_000, description="Most tickets taken in and not yet settled.")
+    max_in_flight: int = Field(
+        1_024,
+        ge=1,
+        le=1_000_000,
+        description="Most tickets taken in and not yet settled; fewer while the engine is slow.",
+    )
     max_in_flight_bytes: int = Field(
         64 * 2**20, ge=2**20, le=2**40, description="Most bytes of tickets taken in and not yet settled."
     )
@@ -141,6 +189,18 @@ class Settings(BaseSettings):
     )
     settle_interval_ms: int = Field(
         200, ge=1, le=60_000, description="Outputs are produced and offsets committed so often."
+    )
+    stalled_s: float = Field(
+        120.0, ge=5, le=86_400, description="A partition in which nothing moves for so long makes the worker not ready."
+    )
+    unassigned_s: float = Field(
+        60.0, ge=1, le=86_400, description="A worker without partitions for so long says so in its log and metrics."
+    )
+    dead_letter_limit: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="A larger share of dead letters among the last 200 messages ends the worker; `0`: none does.",
     )
     drain_s: float = Field(20.0, ge=0, le=600, description="Time to finish what is in flight after SIGTERM.")
     on_engine_down: Literal["wait", "escalate"] = Field(
@@ -152,6 +212,20 @@ class Settings(BaseSettings):
 
     http_host: str = Field("127.0.0.1", min_length=1, description="Address of the health and metrics server.")
     http_port: int = Field(8080, ge=0, le=65_535, description="Its port; 0 takes any that is free.")
+
+    serve_host: str = Field(
+        "127.0.0.1", min_length=1, description="Address of `ticket-router serve`; any but this machine's needs a token."
+    )
+    serve_port: int = Field(8081, ge=0, le=65_535, description="Its port; 0 takes any that is free.")
+    serve_token: Annotated[SecretStr, AfterValidator(_bearer_token)] | None = Field(
+        None, description=f"Clients of `serve` send it as a bearer token; at least {MIN_SECRET_CHARS} characters."
+    )
+    serve_concurrency: int = Field(
+        64, ge=1, le=10_000, description="Most requests that `serve` answers at once; more get 503."
+    )
+    serve_deadline_s: float = Field(
+        10.0, gt=0, le=600, description="A request to `serve` that is not answered within it gets 503."
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_ticket_text: bool = Field(False, description="Logs the text of tickets: personal data; for debugging only.")

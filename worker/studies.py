@@ -11,34 +11,65 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import orjson
+
 from worker import wiring
+from worker.adapters.choices_file import load_choices
+from worker.adapters.decision_log import read_decision_lines
 from worker.adapters.embedded import EmbeddedBroker, EmbeddedCache
-from worker.adapters.files import CALIBRATION_FILE, SAMPLES_FILE, Labelled, load_labelled, write_atomically
+from worker.adapters.files import (
+    CALIBRATION_FILE,
+    SAMPLES_FILE,
+    Labelled,
+    calibration_file,
+    load_labelled,
+    load_rule_set,
+    write_atomically,
+)
 from worker.adapters.llama_cpp import LICENCE_NOTICE
+from worker.adapters.memory import MemoryCache
+from worker.adapters.writing import Way
 from worker.core.artefact import Artefact
+from worker.core.canonicalisers import scored_text
+from worker.core.normalise import canonical
+from worker.core.policy import NoCalibration, reason
 from worker.core.rules import RuleSet
-from worker.errors import ConfigError
+from worker.core.ticket import Ticket
+from worker.core.turns import TEMPLATES, ChatTemplate, fit_turns
+from worker.errors import ConfigError, EngineError
+from worker.offline.attack_corpus import load_corpus
+from worker.offline.attack_trial import AttackTable, draw_attacks, try_attacks
+from worker.offline.backtest import Backtest, backtest
+from worker.offline.backtest_report import backtest_report, limits
 from worker.offline.benchmark import CertifyingTime, GuaranteesTable, benchmark_calibration, benchmark_guarantees
 from worker.offline.calibration_run import CalibrateOptions, CalibrationRun, Scorer, run_calibration
+from worker.offline.choices import ChoiceEvaluation, evaluate_choices, put_choices
 from worker.offline.demo import DeskResult, Progress, in_calibration_part, run_desk, summarise
 from worker.offline.demo_summary import DemoSummary
 from worker.offline.evaluate import Evaluation, evaluate
 from worker.offline.prior import match_history
+from worker.offline.question_cost import QuestionCost, measure_question_costs
 from worker.offline.report import Report, calibration_report, demo_report, evaluation_report, selftest_report
+from worker.offline.rules_diff import Side
 from worker.offline.selftest import SelfTest, selftest
 from worker.offline.splits import SplitRow, repeat_splits
 from worker.offline.traffic import load_shares, load_unlabelled
 from worker.offline.trial import MAX_ROWS, Trial, labelled_csv, load_spec, prepare
+from worker.offline.writing import WrittenAnswers, compare_writing
 from worker.runtime.loop import Worker
+from worker.runtime.router import Patience
 from worker.settings import Settings
 from worker.telemetry import Metrics, NoTracing
 from worker.wiring import Assembly, Desk
 
 SEED = 20261130
 """Of everything that is drawn in calibration; any number would do, but always the same one."""
+MEASURING_DEADLINE_S = 3_600.0
+"""A ticket that is given up is none that was measured."""
 DEMO_SETS = ("helpdesk", "civil_complaints")
 SCORES_FILE = "scores.jsonl"
 """The journal of a trial, beside its rule set."""
@@ -52,20 +83,25 @@ Start = Callable[[str], Progress]
 
 
 @asynccontextmanager
-async def _scorer(settings: Settings, rule_set: RuleSet, journal: Path | None, start: Start) -> AsyncIterator[Scorer]:
-    """A rule set's question, put to the first engine of the settings."""
+async def _scorer(
+    settings: Settings, rule_set: RuleSet, journal: Path | None, start: Start, question_id: str | None = None
+) -> AsyncIterator[Scorer]:
+    """A rule set's own question, or a further one, put to the first engine of the settings."""
     (_, engine), *_ = wiring.make_engines(settings)
-    # An engine without batches gains nothing from them, and a progress bar loses.
-    items = 1 if settings.engine == "llama_cpp" else settings.batch_items
+    items = wiring.batch_items(settings)  # where there are no batches, a progress bar loses by them
     try:
-        question = await wiring.ask_once(rule_set, engine)
+        question = await wiring.ask_once(rule_set, engine, question_id, wiring.make_sent(settings))
         yield Scorer(question, engine, journal, items, start, asyncio.sleep)
     finally:
         await engine.aclose()
 
 
-def _labelled(desk: Desk, file: Path | None, part: str) -> tuple[Labelled, ...]:
-    tickets = load_labelled(file or desk.folder / SAMPLES_FILE, desk.rule_set.categories.ids)
+def _labelled(desk: Desk, file: Path | None, part: str, question_id: str | None = None) -> tuple[Labelled, ...]:
+    """Raises ConfigError, also where there is no such question."""
+    answers = desk.rule_set.categories.ids
+    if question_id is not None:
+        answers = tuple(option.id for option in desk.question(question_id).options)
+    tickets = load_labelled(file or desk.folder / SAMPLES_FILE, answers, question_id)
     if part == "all":
         return tickets
     return tuple(t for t in tickets if in_calibration_part(t.id) == (part == "calibration"))
@@ -80,12 +116,13 @@ async def calibrate_command(
     options: CalibrateOptions,
     journal: Path | None,
     start: Start,
+    question_id: str | None = None,
 ) -> CalibrationRun:
     """Score the tickets (or read them from the journal), fit and certify. Raises ConfigError, EngineError."""
     desk = Desk.load(folder)
-    tickets = _labelled(desk, labelled, part)
+    tickets = _labelled(desk, labelled, part, question_id)
     traffic = load_unlabelled(unlabelled) if unlabelled else ()
-    async with _scorer(settings, desk.rule_set, journal, start) as scorer:
+    async with _scorer(settings, desk.rule_set, journal, start, question_id) as scorer:
         return await run_calibration(scorer, tickets, traffic, options, seed=SEED, created_at=_now())
 
 
@@ -106,16 +143,71 @@ async def history_command(
 
 
 async def evaluate_command(
-    settings: Settings, folder: Path, labelled: Path | None, part: str, journal: Path | None, start: Start
+    settings: Settings,
+    folder: Path,
+    labelled: Path | None,
+    part: str,
+    journal: Path | None,
+    start: Start,
+    question_id: str | None = None,
 ) -> Evaluation:
-    """Held-out tickets against the artefact of the rule set. Raises ConfigError, EngineError."""
+    """Held-out tickets against an artefact of the rule set. Raises ConfigError, EngineError."""
     desk = Desk.load(folder)
-    if desk.artefact is None:
-        raise ConfigError(f"{folder / CALIBRATION_FILE}: no calibration to evaluate; run `ticket-router calibrate`")
-    tickets = _labelled(desk, labelled, part)
-    async with _scorer(settings, desk.rule_set, journal, start) as scorer:
+    artefact = desk.artefact if question_id is None else desk.further[desk.question(question_id).id]
+    if artefact is None:
+        path = folder / calibration_file(question_id)
+        raise ConfigError(f"{path}: no calibration to evaluate; run `ticket-router calibrate`")
+    tickets = _labelled(desk, labelled, part, question_id)
+    async with _scorer(settings, desk.rule_set, journal, start, question_id) as scorer:
         scored = await scorer.score("labelled tickets", tickets)
-    return evaluate(scorer.question, desk.artefact, scored, seed=SEED)
+    return evaluate(scorer.question, artefact, scored, seed=SEED)
+
+
+async def choices_command(
+    settings: Settings,
+    file: Path,
+    style_of: Path | None,
+    chat_template: ChatTemplate | None,
+    at_once: int,
+    ways: Sequence[Way],
+    limit: int,
+    start: Start,
+) -> ChoiceEvaluation:
+    """Multiple-choice questions, each with its own options, in the turns of a rule set's prompt or of a chat template.
+
+    Raises ConfigError, EngineError.
+    """
+    choices = load_choices(file)
+    rule_set = None if style_of is None else load_rule_set(style_of)
+    (_, engine), *_ = wiring.make_engines(settings)
+    try:
+        turns = None if chat_template is None else TEMPLATES[chat_template]
+        if rule_set is not None and rule_set.categories.prompt.style == "chat":
+            turns = rule_set.categories.prompt.chat_turns
+        try:
+            turns = None if turns is None else await fit_turns(turns, engine.tokenize)
+        except EngineError as error:
+            raise ConfigError(f"the engine cannot be asked: {error}") from error
+        asked = await put_choices(choices, turns, engine, wiring.make_sent(settings))
+        writer = await wiring.make_writer(settings, engine) if ways else None
+        try:
+            return await evaluate_choices(
+                asked,
+                engine,
+                at_once=at_once,
+                seed=SEED,
+                clock=time.perf_counter,
+                sleep=asyncio.sleep,
+                start=start,
+                writer=writer,
+                ways=ways,
+                limit=limit,
+            )
+        finally:
+            if writer is not None:
+                await writer.aclose()
+    finally:
+        await engine.aclose()
 
 
 async def selftest_command(
@@ -126,11 +218,12 @@ async def selftest_command(
     repeat: int,
     orders: int,
     start: Start,
+    question_id: str | None = None,
 ) -> SelfTest:
     """Is this engine usable for this rule set? Raises ConfigError, EngineError."""
     desk = Desk.load(folder)
-    tickets = load_unlabelled(unlabelled) if unlabelled else _labelled(desk, labelled, "all")
-    async with _scorer(settings, desk.rule_set, None, start) as scorer:
+    tickets = load_unlabelled(unlabelled) if unlabelled else _labelled(desk, labelled, "all", question_id)
+    async with _scorer(settings, desk.rule_set, None, start, question_id) as scorer:
         return await selftest(
             scorer.question,
             scorer.engine,
@@ -166,6 +259,112 @@ def certifying_times(tickets: int, categories: int, progress: Progress) -> tuple
     return benchmark_calibration(sizes, categories, SEED, time.perf_counter, progress)
 
 
+async def writing_command(
+    settings: Settings, folder: Path, labelled: Path | None, part: str, count: int, start: Start
+) -> tuple[WrittenAnswers, ...]:
+    """The first `count` labelled tickets, scored one by one and answered in writing. Raises as the others do."""
+    desk = Desk.load(folder)
+    tickets = _labelled(desk, labelled, part)[:count]
+    async with _scorer(settings, desk.rule_set, None, start) as scorer:
+        writer = await wiring.make_writer(settings, scorer.engine)
+        try:
+            began = time.perf_counter()
+            scored = await replace(scorer, batch_items=1).score("scoring", tickets)
+            each_s = (time.perf_counter() - began) / max(1, len(tickets))
+            return await compare_writing(scorer.question, writer, scored, each_s, time.perf_counter, start)
+        finally:
+            await writer.aclose()
+
+
+async def attack_command(
+    settings: Settings, folder: Path, part: str, each: int, kinds: Sequence[str], every: int, start: Start
+) -> AttackTable:
+    """The attack corpus, or every so manyth template of it, on tickets of the rule set's own samples. Raises
+    ConfigError, EngineError.
+    """
+    desk = Desk.load(folder)
+    honest = _labelled(desk, None, part)
+    corpus = [template for template in load_corpus() if not kinds or template.kind in kinds][::every]
+    engines = wiring.make_engines(settings)
+    try:
+        question = await wiring.ask_once(desk.rule_set, engines[0][1], sent=wiring.make_sent(settings))
+        calibration = await wiring.calibration_for(desk, question, engines, lambda _: None)
+        async with wiring.Routing(
+            settings,
+            question,
+            calibration,
+            engines=engines,
+            cache=MemoryCache(),
+            secret=secrets.token_bytes(32),
+            journal=wiring.make_journal(settings, Metrics()),
+            patience=Patience(deadline_s=MEASURING_DEADLINE_S),
+        ) as routing:
+            return await try_attacks(
+                routing.router,
+                desk.rule_set,
+                calibration,
+                draw_attacks(desk.rule_set, calibration, honest, corpus, each, SEED),
+                at_once=wiring.EMBEDDED_IN_FLIGHT if settings.engine == "llama_cpp" else settings.max_in_flight,
+                progress=start("attacking"),
+            )
+    finally:
+        for _, engine in engines:
+            await engine.aclose()
+
+
+async def question_costs(
+    settings: Settings, folder: Path, count: int, rounds: int, start: Start
+) -> tuple[QuestionCost, ...]:
+    """What each further question of a rule set adds, on its own samples. Raises ConfigError, EngineError."""
+    desk = Desk.load(folder)
+    samples = load_labelled(desk.folder / SAMPLES_FILE, desk.rule_set.categories.ids)[:count]
+    left_out = desk.rule_set.categories.prompt.canonicalise
+    tickets = [
+        Ticket(t.id, canonical(t.text), language=t.language, shortened=scored_text(t.text, left_out)) for t in samples
+    ]
+    # Overrides would decide without asking anything.
+    rules = desk.rule_set.rules.model_copy(update={"overrides": ()})
+    bare = replace(desk, rule_set=desk.rule_set.model_copy(update={"rules": rules}))
+    engines = wiring.make_engines(settings)
+    try:
+        question = await wiring.ask_once(bare.rule_set, engines[0][1], sent=wiring.make_sent(settings))
+        further = await wiring.further_for(bare, question, engines, lambda _: None)
+        none = NoCalibration(reason("uncalibrated", detail="this is a measurement"))
+        async with wiring.Routing(
+            settings,
+            question,
+            none,
+            engines=engines,
+            cache=MemoryCache(),
+            secret=secrets.token_bytes(32),
+            journal=wiring.make_journal(settings, Metrics()),
+            patience=Patience(deadline_s=MEASURING_DEADLINE_S),
+        ) as routing:
+            asked = [question, *(one for one, _ in further)]
+            items = [" x", *(one.primitive.longest_prompt.item("x") for one in asked)]
+            ticket, *whole = map(len, await engines[0][1].tokenize(items))
+            routers = [
+                (
+                    "category" if number == 0 else asked[number].rule_set.id.removeprefix(f"{bare.rule_set.id}_"),
+                    whole[number] - ticket,
+                    routing.router_for(question, none, further[:number]),
+                )
+                for number in range(len(asked))
+            ]
+            return await measure_question_costs(
+                routers,
+                tickets,
+                rounds=rounds,
+                at_once=wiring.EMBEDDED_IN_FLIGHT if settings.engine == "llama_cpp" else settings.max_in_flight,
+                # The embedded engine works in this process: CPU time counts it alone, whoever else uses the cores.
+                clock=time.process_time if settings.engine == "llama_cpp" else time.perf_counter,
+                progress=start("asking"),
+            )
+    finally:
+        for _, engine in engines:
+            await engine.aclose()
+
+
 async def splits(
     settings: Settings, name: str, data: Path, folder: Path, rows: int, sizes: Sequence[int], count: int, start: Start
 ) -> tuple[SplitRow, ...]:
@@ -187,9 +386,9 @@ async def splits(
     )
 
 
-def write_artefact(artefact: Artefact, folder: Path) -> Path:
-    """calibration.json of the rule set."""
-    path = folder / CALIBRATION_FILE
+def write_artefact(artefact: Artefact, folder: Path, question_id: str | None = None) -> Path:
+    """calibration.json of the rule set, or that of one of its further questions."""
+    path = folder / calibration_file(question_id)
     write_atomically(path, artefact.to_bytes())
     return path
 
@@ -201,6 +400,34 @@ def write_report(report: Report, folder: Path) -> Path:
     path = folder / "report.html"
     write_atomically(path, report.html.encode())
     return path
+
+
+def backtest_command(log: Path, new: Path, old: Path | None, progress: Progress) -> Backtest:
+    """Recorded decisions again under the rules in `new`; no engine is asked. Raises ConfigError."""
+    return backtest(read_decision_lines(log, progress), _side(new), None if old is None else _side(old))
+
+
+def backtest_limits(result: Backtest) -> tuple[str, ...]:
+    """What was refused or kept, and what a log cannot tell."""
+    return limits(result)
+
+
+def _side(folder: Path) -> Side:
+    desk = Desk.load(folder)
+    return Side(desk.rule_set, desk.artefact, desk.further)
+
+
+def write_backtest_report(result: Backtest, folder: Path) -> Path:
+    """The page, and everything in it as backtest.json."""
+    write_atomically(folder / "backtest.json", orjson.dumps(result.to_dict(), option=orjson.OPT_INDENT_2) + b"\n")
+    return write_report(backtest_report(result), folder)
+
+
+def write_choices(result: ChoiceEvaluation, file: Path) -> Path:
+    """Figures and a row for each question, as JSON."""
+    data = {"date": _now(), "machine": machine(), **result.to_dict()}
+    write_atomically(file, orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
+    return file
 
 
 def write_calibration_report(run: CalibrationRun, folder: Path) -> Path:
@@ -317,12 +544,13 @@ async def _route(
 
     @asynccontextmanager
     async def open_worker() -> AsyncIterator[Worker]:
-        question = await wiring.ask_once(desk.rule_set, engines[0][1])
+        question = await wiring.ask_once(desk.rule_set, engines[0][1], sent=wiring.make_sent(settings))
         calibration = await wiring.calibration_for(desk, question, engines, lambda _: None)
         async with Assembly(
             settings,
             question,
             calibration,
+            further=await wiring.further_for(desk, question, engines, lambda _: None),
             engines=engines,
             cache=cache,
             stream=wiring.make_stream(settings, desk.rule_set),

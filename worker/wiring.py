@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import random
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self, assert_never
@@ -16,18 +17,22 @@ from typing import Self, assert_never
 from worker.adapters.files import calibration_file, load_artefact, load_rule_set
 from worker.adapters.kafka import KafkaConfig, KafkaStream
 from worker.adapters.llama_cpp import LlamaCppEngine
+from worker.adapters.local_tokenizer import TokenizerFile
 from worker.adapters.memory import MemoryCache
 from worker.adapters.openai_compat import OpenAICompatEngine
 from worker.adapters.redis_cache import RedisCache
 from worker.adapters.sglang import SGLangEngine
 from worker.adapters.systemone import SystemOneEngine
+from worker.adapters.tiered_cache import TieredCache
 from worker.adapters.writing import WritingClient
 from worker.core.artefact import Artefact
 from worker.core.cache_key import ScoreKey
+from worker.core.categories import TOPIC_NAME
 from worker.core.labels import fit_to_tokenizer
 from worker.core.policy import Calibration, NoCalibration, calibration_in_force, reason
 from worker.core.questions import FurtherQuestion
 from worker.core.rules import RuleSet
+from worker.core.steering import flagger_for
 from worker.core.turns import Tokenize, Turns
 from worker.errors import ConfigError, EngineError, EngineUnavailable
 from worker.ports import ScoreCache, ScoringEngine, TicketStream
@@ -38,17 +43,21 @@ from worker.runtime.decide_server import DecideServer
 from worker.runtime.endpoints import EnginePool, Health
 from worker.runtime.http_edge import ServeLimits
 from worker.runtime.journal import Journal
-from worker.runtime.limiter import RetryBudget
+from worker.runtime.limiter import BatchSize, RetryBudget
 from worker.runtime.loop import Limits, Worker
 from worker.runtime.outputs import Outputs, Provenance
 from worker.runtime.question import Question, check_easy_tickets, easy_tickets, prepare_further, prepare_question
-from worker.runtime.router import Asked, Patience, Router
+from worker.runtime.quota import TenantQuota
+from worker.runtime.router import Asked, Patience, Router, Safeguards
+from worker.runtime.sent import Sent
 from worker.runtime.typed_questions import TypedQuestions
 from worker.settings import Settings
 from worker.telemetry import Metrics, Tracing, kafka_logger
 
 ENGINE_RETRY_S = 2.0
 MEMORY_CACHE_ENTRIES = 100_000
+NEAR_TTL_S = 300
+"""What is forgotten in Redis (`cache flush`) is forgotten by every worker within it."""
 EMBEDDED_IN_FLIGHT = 16
 """The embedded engine scores one ticket after the other: more in flight would only wait towards their deadline."""
 
@@ -142,15 +151,33 @@ def make_journal(settings: Settings, metrics: Metrics) -> Journal:
 
 
 def make_cache(settings: Settings, secret: bytes) -> ScoreCache:
-    """Redis where one is named, else a bounded memory of this process."""
+    """A bounded memory of this process, in front of Redis where one is named."""
+    shared = settings.redis_url is not None
+    near = MemoryCache(
+        max_entries=MEMORY_CACHE_ENTRIES,
+        max_bytes=settings.cache_memory_bytes,
+        ttl_s=min(settings.cache_ttl_s, NEAR_TTL_S) if shared else settings.cache_ttl_s,
+        clock=time.monotonic,
+    )
     if settings.redis_url is None:
-        return MemoryCache(max_entries=MEMORY_CACHE_ENTRIES, ttl_s=settings.cache_ttl_s, clock=time.monotonic)
-    return RedisCache(
+        return near
+    far = RedisCache(
         settings.redis_url.get_secret_value(),
         secret=secret,
+        owner=secrets.token_bytes(8),
         ttl_s=settings.cache_ttl_s,
         timeout_s=settings.redis_timeout_ms / 1000,
         clock=time.monotonic,
+    )
+    return TieredCache(near, far)
+
+
+def _counters(cache: ScoreCache) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Those of the memory, and those of Redis; empty where there is none."""
+    near, far = (cache.near, cache.far) if isinstance(cache, TieredCache) else (cache, None)
+    return (
+        near.counters if isinstance(near, MemoryCache) else {},
+        far.counters if isinstance(far, RedisCache) else {},
     )
 
 
@@ -167,10 +194,15 @@ def cache_secret(settings: Settings) -> bytes:
 
 
 def kafka_config(settings: Settings, rule_set: RuleSet) -> KafkaConfig:
-    """Raises ConfigError where no broker is named."""
+    """Raises ConfigError where no broker is named, or the input topic is none or would be fed by the worker itself."""
     if settings.kafka_bootstrap_servers is None:
         raise ConfigError("no broker: set ROUTER_KAFKA_BOOTSTRAP_SERVERS, such as localhost:9092")
     input_topic = settings.kafka_input_topic or rule_set.input_topic
+    if re.fullmatch(TOPIC_NAME, input_topic) is None:
+        raise ConfigError(
+            f"ROUTER_KAFKA_INPUT_TOPIC {input_topic!r} is no topic's name (letters, digits, '.', '_', '-'). A pattern, "
+            "such as one that begins with '^', could match the worker's own outputs: run one worker for each topic"
+        )
     if input_topic in rule_set.output_topics:
         raise ConfigError(f"topic '{input_topic}' is input and output: every ticket would go round for ever")
     return KafkaConfig(
@@ -192,20 +224,33 @@ def make_stream(settings: Settings, rule_set: RuleSet) -> TicketStream:
     return KafkaStream(kafka_config(settings, rule_set), logger=kafka_logger())
 
 
-async def ask_once(rule_set: RuleSet, engine: ScoringEngine, further: str | None = None) -> Question:
+def make_sent(settings: Settings) -> Sent:
+    """How questions go to the engine. Raises ConfigError on a file that is no tokenizer."""
+    if settings.tokenizer_file is None:
+        return Sent()
+    if settings.engine == "systemone":
+        raise ConfigError("a decision API has no tokens: unset ROUTER_TOKENIZER_FILE, or use another engine")
+    return Sent(TokenizerFile(settings.tokenizer_file), settings.send_ids)
+
+
+async def ask_once(
+    rule_set: RuleSet, engine: ScoringEngine, further: str | None = None, sent: Sent | None = None
+) -> Question:
     """Prepares the rule set's own question, or the further one of that id.
 
     Raises ConfigError, LabelError, and ConfigError too where there is no such question or the engine is away.
     """
     asked = None if further is None else _further_question(rule_set, further)
     try:
-        question = await prepare_question(rule_set, engine)
+        question = await prepare_question(rule_set, engine, sent)
         return question if asked is None else await prepare_further(question, asked, engine)
     except EngineError as error:
         raise ConfigError(f"the engine cannot be asked: {error}") from error
 
 
-async def ask_until_available(rule_set: RuleSet, engines: Engines, waiting: Callable[[str], None]) -> Question:
+async def ask_until_available(
+    rule_set: RuleSet, engines: Engines, waiting: Callable[[str], None], sent: Sent | None = None
+) -> Question:
     """Prepares the question with the first engine that answers, for as long as they take to come up.
 
     Raises ConfigError, LabelError, and ConfigError where two engines do not run the same model.
@@ -215,7 +260,7 @@ async def ask_until_available(rule_set: RuleSet, engines: Engines, waiting: Call
         troubles = []
         for name, engine in engines:
             try:
-                asked.append((name, await prepare_question(rule_set, engine)))
+                asked.append((name, await prepare_question(rule_set, engine, sent)))
             except EngineError as error:
                 troubles.append(f"{name}: {error}")
         if asked:
@@ -354,16 +399,19 @@ class Routing:
     ) -> None:
         rule_set = question.rule_set
         embedded = settings.engine == "llama_cpp"
+        health = Health(concurrency=1 if embedded else settings.batch_concurrency)
+        size = BatchSize(batch_items(settings), 2 * health.latency_target_s)
         self.pool = EnginePool(
             engines,
             question.primitive.request(rule_set.categories.categories[0].description),
             question.identity,
-            Health(concurrency=1 if embedded else settings.batch_concurrency),
+            health,
             clock=time.monotonic,
             sleep=sleep,
             on_change=journal.engine_changed,
             on_call=journal.engine_called,
             on_rows=journal.rows_checked,
+            on_answer=size.answered,
         )
         self._batcher = Batcher(
             self.pool.score,
@@ -371,8 +419,9 @@ class Routing:
             max_items=batch_items(settings),
             max_wait_s=settings.batch_wait_ms / 1000,
             concurrency=settings.batch_concurrency * len(engines),
+            size=lambda: size.limit,
         )
-        self._cache = CacheBatch(cache)
+        self._cache = CacheBatch(cache, sleep=sleep)
         self._secret = secret
         self._patience = patience
         self._question = question
@@ -382,7 +431,7 @@ class Routing:
         self._watches_rows = not embedded
         self._budget = RetryBudget(time.monotonic)
         self._sleep = sleep
-        self.router = self.router_for(question, calibration, further)
+        self.router = self.router_for(question, calibration, further, self._safeguards(further))
         provenance = Provenance(
             engine=question.identity.engine,
             model=question.identity.model,
@@ -390,11 +439,29 @@ class Routing:
             further=tuple(_digest(own) for _, own in further),
         )
         self.outputs = Outputs(rule_set, provenance)
-        if isinstance(cache, RedisCache):
-            journal.watch_cache(cache.counters)
+        journal.watch_cache(*_counters(cache), self._cache.counters)
+
+    def _safeguards(self, further: Sequence[Calibrated]) -> Safeguards:
+        """What stands between the authors of tickets and the rule set's decisions."""
+        question, rules = self._question, self._question.rule_set.rules
+        # All questions are asked about the same text, so that an engine that keeps its state computes it once.
+        budgets = [one.budget for one in (question, *(asked for asked, _ in further)) if one.budget is not None]
+        least = min(budgets, key=lambda budget: budget.tokens, default=None)
+        other, quota = question.other_order, rules.length.tenant_characters_per_minute
+        return Safeguards(
+            reader=None if least is None else replace(question, budget=least).reader(tokenizer(self._engines)),
+            flagger=flagger_for(question.rule_set) if rules.steering.recheck_share > 0 else None,
+            other_order=None if other is None else (other.primitive, self._cache_key(other)),
+            quota=None if quota is None else TenantQuota(quota, time.monotonic),
+            on_checked=self._journal.checked,
+        )
 
     def router_for(
-        self, question: Question, calibration: Calibration | NoCalibration, further: Sequence[Calibrated] = ()
+        self,
+        question: Question,
+        calibration: Calibration | NoCalibration,
+        further: Sequence[Calibrated] = (),
+        safeguards: Safeguards | None = None,
     ) -> Router:
         """Another router over the same cache, batches and engines."""
         return Router(
@@ -415,17 +482,20 @@ class Routing:
                 for asked, own in further
                 if asked.behind is not None
             ],
+            safeguards=safeguards,
         )
 
     def _cache_key(self, question: Question) -> ScoreKey:
         prints = question.fingerprints
         return ScoreKey(
             self._secret,
+            rule_set=self._question.rule_set.id,
             model=prints.model,
             tokenizer=prints.tokenizer,
             prompt=prints.prompt,
             label_token_ids=question.primitive.token_ids,
             category_set=prints.categories,
+            normaliser=prints.normaliser,
         )
 
     async def __aenter__(self) -> Self:
@@ -564,7 +634,7 @@ class DecideAssembly(Routing):
                 tokenize=tokenizer(engines),
                 context_tokens=question.identity.context_tokens,
                 make_router=lambda rule_set, primitive: self.router_for(
-                    Question(rule_set, primitive, question.identity), own_question
+                    replace(question, rule_set=rule_set, primitive=question.sent.wrapped(primitive)), own_question
                 ),
             ),
             pool=self.pool,

@@ -47,7 +47,7 @@ class Desk:
         self.artefact = self.rules / "calibration.json"
         self.report = folder / "report"
         self.journal = folder / "scores.jsonl"
-        categories = category_set(*LABELS).model_dump(mode="json", exclude_none=True)
+        categories = category_set(*LABELS).model_dump(mode="json", exclude_defaults=True)
         self._write("categories.yaml", categories)
         self.demand()
 
@@ -89,7 +89,7 @@ def tickets(n: int, first: int = 0, *, wrong: bool = False) -> list[tuple[str, s
         label = LABELS[i % 3]
         told = LABELS[(i + 1) % 3] if wrong else label
         if i % 4:
-            made.append((f"ticket {name_of(i)} is about {told}", label))
+            made.append((f"ticket {name_of(i)}: trouble with {told}", label))
         else:
             made.append((f"ticket {name_of(i)} says nothing", label if i % 8 else "none"))
     return made
@@ -192,6 +192,52 @@ def test_historical_shares_give_probabilities_and_certify_nothing(desk: Desk) ->
     assert "certify nothing" in refused.stderr and desk.calibrated()["certificates"]
 
 
+CHOICES = ("evaluate", "--concurrency", "2", "--choices")
+
+
+def test_multiple_choice_questions_are_answered_and_counted(desk: Desk) -> None:
+    file, told = desk.folder / "choices.jsonl", desk.folder / "told.json"
+    asked = [
+        {"id": n, "question": f"What is {n} + 1?", "options": [n + 1, n, "no idea"], "answer": "A"} for n in (3, 5)
+    ]
+    file.write_bytes(b"\n".join(map(orjson.dumps, asked)))
+    done = run(*CHOICES, str(file), "--json", str(told), ROUTER_ENGINE_URL=desk.stub.url)
+    assert done.returncode == 0, done.stderr
+    for said in ("2 questions", "accuracy", "p50", "2 at once", "place", "not calibrated"):
+        assert said in done.stdout, done.stdout
+    found = orjson.loads(told.read_bytes())
+    assert (found["questions"], found["answered"], len(found["rows"])) == (2, 2, 2)
+    assert [place["labelled"] for place in found["places"]] == [2, 0, 0]
+    assert [flips["flips"] for flips in found["flips"]] == [0, 0]
+
+
+def test_a_bad_file_of_choices_lists_everything_wrong_and_nothing_is_asked(desk: Desk) -> None:
+    file, told = desk.folder / "bad.csv", desk.folder / "told.json"
+    file.write_text("id,question,options,answer\na,Which?,x|y,z\na,Which?,x,x\nb,Which?,x|y,\n", encoding="utf-8")
+    before = desk.items()
+    done = run(*CHOICES, str(file), "--json", str(told), ROUTER_ENGINE_URL=desk.stub.url)
+    assert done.returncode == 2
+    for said in ("4 problems", "line 2: answer 'z' is not", "line 3: 1 options", "line 4: no answer", "'a' stands 2"):
+        assert said in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not told.exists() and desk.items() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--choices", "x.csv", "--labelled", "y.csv"),
+        ("--choices", "x.csv", "--chat-template", "gemma", "--rules", "z"),
+        ("--rules", "z", "--writing", "word"),
+        ("--choices", "x.csv", "--writing", "verse"),
+    ],
+)
+def test_options_of_evaluate_that_contradict_each_other_are_refused(arguments: tuple[str, ...]) -> None:
+    done = run("evaluate", *arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "Usage" in done.stderr
+
+
 def test_evaluate_fails_where_alpha_is_exceeded_beyond_chance_and_only_if_asked_to(desk: Desk) -> None:
     assert desk.run("calibrate", "--labelled", desk.file("good.csv", tickets(160))).returncode == 0
     good = desk.run("evaluate", "--labelled", desk.file("fresh.csv", tickets(90, first=1_000)), "--fail-over")
@@ -245,7 +291,8 @@ def test_splits_score_a_data_set_once_and_count_broken_promises(tmp_path: Path, 
     for part, first in (("train.csv", 0), ("test.csv", 5_000)):
         made = [(i, *pairs[i % 10]) for i in range(first, first + 200)]
         rows = [
-            (f"ticket {name_of(i)} {'is about ' + word if i % 3 else 'says nothing'}", label) for i, label, word in made
+            (f"ticket {name_of(i)} {'trouble with ' + word if i % 3 else 'says nothing'}", label)
+            for i, label, word in made
         ]
         with (tmp_path / part).open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *rows])

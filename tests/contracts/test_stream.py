@@ -485,6 +485,16 @@ class TestPauses:
         first.stream.set_paused(Paused())
         eventually(lambda: len(first.got) == 20, first)
 
+    def test_that_end_while_nothing_is_assigned_do_not_come_back_with_the_partition(self, lively_desk: Desk) -> None:
+        member = lively_desk.join(max_poll_interval_ms=6_000)
+        eventually(lambda: len(member.epochs) == 4, member)
+        member.stream.set_paused(Paused(everything=True))
+        lively_desk.put(0, numbered(5))
+        lively_desk.backend.lose_member(member.stream)
+        eventually(lambda: any(what == "lost" for what, _ in member.events), member)
+        member.stream.set_paused(Paused())
+        eventually(lambda: len(member.got) == 5, member)
+
     def test_of_one_partition_leaves_the_others_flowing_and_loses_nothing(self, wide_desk: Desk) -> None:
         member = wide_desk.join()
         eventually(lambda: len(member.epochs) == 4, member)

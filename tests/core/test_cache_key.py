@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from worker.core import cache_key
-from worker.core.cache_key import ScoreKey
+from worker.core.cache_key import ScoreKey, cacheable
+from worker.core.scores import LabelScores
 
 SECRET = b"a secret of the deployment"
 
@@ -17,27 +17,32 @@ SECRET = b"a secret of the deployment"
 def _maker(
     secret: bytes = SECRET,
     *,
+    rule_set: str = "desk",
     model: str = "m",
     tokenizer: str = "t",
     prompt: str = "p",
     label_token_ids: Sequence[int] = (1, 2),
     category_set: str = "c",
+    normaliser: str = "1",
 ) -> ScoreKey:
     return ScoreKey(
         secret,
+        rule_set=rule_set,
         model=model,
         tokenizer=tokenizer,
         prompt=prompt,
         label_token_ids=label_token_ids,
         category_set=category_set,
+        normaliser=normaliser,
     )
 
 
 def test_the_same_fields_give_the_same_key() -> None:
     key = _maker()("acme", "VPN 접속이 안 됩니다")
     assert key == _maker()("acme", "VPN 접속이 안 됩니다")
-    assert len(key) == 40
-    int(key, 16)
+    scope, _, digest = key.partition(":")
+    assert (scope, len(digest)) == ("desk", 40)
+    int(digest, 16)
 
 
 def test_every_field_changes_the_key() -> None:
@@ -50,6 +55,8 @@ def test_every_field_changes_the_key() -> None:
         _maker(label_token_ids=(2, 1))("acme", "text"),
         _maker(label_token_ids=(12,))("acme", "text"),
         _maker(category_set="d")("acme", "text"),
+        _maker(rule_set="e")("acme", "text"),
+        _maker(normaliser="1+urls/1")("acme", "text"),
         _maker()("acne", "text"),
         _maker()(None, "text"),
         _maker()("", "text"),
@@ -58,10 +65,11 @@ def test_every_field_changes_the_key() -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_a_new_normaliser_changes_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = _maker()(None, "text")
-    monkeypatch.setattr(cache_key, "NORMALISER_VERSION", "another")
-    assert _maker()(None, "text") != before
+def test_neither_flagged_nor_incomplete_answers_are_kept() -> None:
+    whole = LabelScores.from_logprobs((-0.1, -3.0))
+    assert cacheable(whole)
+    assert not cacheable(whole, flagged=True)
+    assert not cacheable(LabelScores.from_logprobs((-0.1, -3.0), unknown=(1,)))
 
 
 FIELDS = st.tuples(*[st.text(alphabet="ab:|-0123\x1f,", max_size=4)] * 4, st.none() | st.text("a:1-", max_size=3))

@@ -384,7 +384,7 @@ def test_correctness_does_not_depend_on_order(pairs: list[tuple[int, bool]], ran
         a, b = (fitting([p / 12 for p, _ in rows], [hit for _, hit in rows]) for rows in (pairs, shuffled))
         assert a == b
         values = [a.apply_one(p / 24) for p in range(25)]
-        assert values == sorted(values)
+        assert values == pytest.approx(sorted(values), abs=1e-15)  # exp is not monotone to the last bit
         assert all(0 <= value <= 1 for value in values)
 
 

@@ -280,3 +280,9 @@ def test_gemma_reads_no_control_token_in_neutralised_text(gemma_path: Path, spec
     spaces = {number for number, special in specials.items() if not special.strip("▁")}
     assert len(set(tokens(text)) & set(specials)) > 6_000  # read raw, they are control tokens
     assert not (set(tokens(canonical(text))) & set(specials)) - spaces
+
+
+@given(st.text(alphabet=st.sampled_from("ab <|[\\]P:I\t\n\r\x1c\x85\xa0é"), max_size=12))
+def test_plain_ascii_takes_a_short_way_to_the_same_text(text: str) -> None:
+    # A variation selector is removed, and takes the long way because it is no ASCII.
+    assert canonical(text) == canonical(f"{text} \ufe0f".rstrip(" ")) if text.strip() else canonical(text) == ""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonpointer import EndOfList, JsonPointer
 
 from worker.core.envelope import DEAD_LETTER_REASONS
-from worker.core.ticket import Intake, parse_ticket
+from worker.core.ticket import Intake, decode_object, parse_ticket, value_at
 from worker.errors import InvalidTicket
 
 MAX = 500_000
@@ -104,3 +107,48 @@ def test_pointers_reach_into_a_helpdesk_payload_and_html_becomes_text() -> None:
 def test_a_bad_pointer_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON Pointer"):
         Intake(id="no-slash")
+
+
+_SPACES = st.sampled_from(["", " ", "  ", "\n", "\t", "\r\n"])
+_TEXTS = st.sampled_from(['"a"', '"b"', '"\\":"', '":"', '"a\\" :"', '""'])
+
+
+@st.composite
+def _json_texts(draw: st.DrawFn, depth: int = 3) -> str:
+    """Objects whose keys recur and whose strings look like keys, with white space anywhere."""
+    kind = draw(st.sampled_from(["object", "list", "text", "number"])) if depth < 3 else "object"
+    if depth == 0 or kind in ("text", "number"):
+        return draw(_TEXTS) if kind == "text" else "1"
+    inner = draw(st.lists(_json_texts(depth - 1), max_size=3))
+    if kind == "list":
+        return "[" + ",".join(inner) + "]"
+    members = (f"{draw(_SPACES)}{draw(_TEXTS)}{draw(_SPACES)}:{draw(_SPACES)}{each}{draw(_SPACES)}" for each in inner)
+    return "{" + ",".join(members) + "}"
+
+
+@given(_json_texts())
+def test_what_is_taken_for_free_of_duplicates_is(text: str) -> None:
+    twice = False
+
+    def look(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal twice
+        twice = twice or len(dict(pairs)) < len(pairs)
+        return dict(pairs)
+
+    json.loads(text, object_pairs_hook=look)
+    try:
+        decode_object(text.encode(), 10_000)
+    except InvalidTicket as error:
+        assert error.code == "duplicate_key"
+        assert twice
+    else:
+        assert not twice
+
+
+@given(st.recursive(st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner) | st.lists(inner)))
+def test_a_pointer_finds_what_the_library_finds(document: object) -> None:
+    for text in ("", "/a", "/0", "/a/b", "/a/0/b", "/-", "//", "/~0/~1"):
+        pointer = JsonPointer(text)
+        expected = pointer.resolve(document, None)
+        found = value_at(document, pointer)
+        assert found == expected or isinstance(expected, EndOfList)

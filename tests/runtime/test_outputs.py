@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from tests.core.sets import artefact, rule_set
-from worker.core.envelope import Headers, Origin, envelope_json_schema, origin_headers
+from worker.core.envelope import DecisionIds, Headers, Origin, decision_id, envelope_json_schema, origin_headers
 from worker.core.policy import Calibration, decide
 from worker.core.scores import LabelScores
 from worker.ports import Delivery, Partition
@@ -49,3 +49,10 @@ def test_labels_that_were_not_returned_are_null_in_the_decision_and_bounded() ->
     assert (record["label_scores"], record["label_scores_bound"]) == ([-0.25, None, None], -5.0)
     assert record["label_mass"] == pytest.approx(0.7788, abs=1e-4)
     jsonschema.Draft202012Validator(envelope_json_schema()).validate(record)
+
+
+@pytest.mark.parametrize("calibration", [None, "a" * 32])
+def test_what_is_hashed_once_for_all_tickets_changes_no_decision_id(calibration: str | None) -> None:
+    ids = DecisionIds("desk/1/abc", calibration)
+    for origin in (Origin("tickets", 2, 7), Origin("tickets", 2, 8), Origin("others", 0, 7), Origin("tickets", 2, 7)):
+        assert ids(origin) == decision_id(origin, "desk/1/abc", calibration)

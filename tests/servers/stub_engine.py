@@ -75,6 +75,8 @@ class Behaviour:
     latency_per_item_s: float = 0.0
     capacity: int | None = None
     """Scoring requests at once; more are answered 503 with the real server's words."""
+    slots: int | None = None
+    """Scoring requests that are worked on at once; more wait for their turn, as at an engine that is saturated."""
     poison: str | None = None
     """Text whose request gets its connection closed without an answer."""
     refused: str | None = None
@@ -188,6 +190,7 @@ class StubEngine:
         self._connections: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._arrived = 0.0
+        self._slots: tuple[int, asyncio.Semaphore] | None = None
 
     @property
     def url(self) -> str:
@@ -317,7 +320,8 @@ class StubEngine:
         counters.in_flight += 1
         counters.most_in_flight = max(counters.most_in_flight, counters.in_flight)
         try:
-            await asyncio.sleep(behaviour.latency_s + behaviour.latency_per_item_s * len(items))
+            async with self._turn():
+                await asyncio.sleep(behaviour.latency_s + behaviour.latency_per_item_s * len(items))
             if behaviour.fault not in ("none", "hang_unread") and self._befalls():
                 return await self._misbehave(request, writer)
             if behaviour.poison is not None and any(behaviour.poison in item for item in items):
@@ -330,6 +334,14 @@ class StubEngine:
             return True
         finally:
             counters.in_flight -= 1
+
+    def _turn(self) -> contextlib.AbstractAsyncContextManager[None]:
+        slots = self.behaviour.slots
+        if slots is None:
+            return contextlib.nullcontext()
+        if self._slots is None or self._slots[0] != slots:
+            self._slots = slots, asyncio.Semaphore(slots)
+        return self._slots[1]
 
     def _answer(self, prefix: str, items: Sequence[str], request: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         behaviour = self.behaviour

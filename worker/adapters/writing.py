@@ -14,6 +14,7 @@ from worker.adapters.openai_wire import read_model, refusal_reason
 from worker.errors import EngineError, InvalidAnswer, RequestRefused
 
 Way = Literal["word", "json", "thinking"]
+WAYS: tuple[Way, ...] = ("word", "json", "thinking")
 
 SERVER = Server(
     name="the OpenAI-compatible server",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 from pydantic import TypeAdapter
 
-from worker.core.digest import fingerprint
+from worker.core.digest import FINGERPRINT_HEX, fingerprint, framed
 
 ENVELOPE_SCHEMA: Literal["ticket-router/decision/1"] = "ticket-router/decision/1"
 
@@ -156,6 +157,22 @@ def decision_id(origin: Origin, rule_set: str, calibration: str | None) -> str:
     return fingerprint(
         "decision/1", origin.topic, origin.partition, origin.offset, rule_set, calibration or "uncalibrated"
     )
+
+
+class DecisionIds:
+    """`decision_id` for one rule set and calibration; what is the same for all tickets is hashed once."""
+
+    def __init__(self, rule_set: str, calibration: str | None) -> None:
+        self._rest = framed(rule_set, calibration or "uncalibrated")
+        self._topics: dict[str, Any] = {}
+
+    def __call__(self, origin: Origin) -> str:
+        begun = self._topics.get(origin.topic)
+        if begun is None:
+            begun = self._topics[origin.topic] = hashlib.sha256(framed("decision/1", origin.topic))
+        digest = begun.copy()
+        digest.update(framed(origin.partition, origin.offset) + self._rest)
+        return str(digest.hexdigest()[:FINGERPRINT_HEX])
 
 
 def received_headers(headers: Headers) -> Headers:

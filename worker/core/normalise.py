@@ -27,6 +27,9 @@ they look for special tokens."""
 _PLAIN_WORDS = r"PI:(?=URL|EMAIL|ACCOUNT_NUM|PHONE_NUM|BUSINESS_NUM|ANNON|KEY|ID|IP_ADDRESS|USER)"
 """EXAONE 4.0 has control tokens that begin like any word; it finds them inside words too (`API:KEY`)."""
 
+_ASCII_NOTABLE = ("<", "|", "[", "PI:")
+"""What of the openers and plain words is ASCII."""
+
 _REMOVED = re.compile(f"[{_INVISIBLE}]+")
 _NOTABLE = re.compile(f"[{_INVISIBLE}{_OPENERS}{_BRAILLE_BLANK}]|PI:")
 _MARKER = re.compile(rf"[<＜﹤|｜](?=[^ ])|[\[［﹇](?=[^ 0-9가-힣])|{_PLAIN_WORDS}")
@@ -46,7 +49,10 @@ def canonical(text: str) -> str:
     selectors, line breaks. What is not undone: words that look like a turn ("System:"), which are text like any other.
     Lone surrogates pass through.
     """
-    text = " ".join(text.split())
+    if not _is_one_line(text):
+        text = " ".join(text.split())
+    if text.isascii() and text.isprintable() and not any(map(text.__contains__, _ASCII_NOTABLE)):
+        return text  # as all that follows would, at a fifth of its cost
     notable = _NOTABLE.search(text)
     if notable:
         text = " ".join(_REMOVED.sub("", text).replace(_BRAILLE_BLANK, " ").split())
@@ -54,6 +60,11 @@ def canonical(text: str) -> str:
         # CPython sorts a run of combining marks in quadratic time (3.11: 64,000 marks take 3 s): break long runs first.
         text = unicodedata.normalize("NFC", _LONG_RUN.sub(r"\g<0> ", text))
     return _MARKER.sub(_spaced, text) if notable else text
+
+
+def _is_one_line(text: str) -> bool:
+    """Of printable characters, with single spaces between words: printable white space is a space."""
+    return text.isprintable() and "  " not in text and not text.startswith(" ") and not text.endswith(" ")
 
 
 def _spaced(marker: re.Match[str]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from worker.core.categories import CategorySet
+from worker.core.canonicalisers import scored_text
+from worker.core.categories import Category, CategorySet
 from worker.core.digest import fingerprint
-from worker.core.normalise import canonical
 
 PROMPT_VERSION = "prompt/1"
 """Part of the prompt's fingerprint; raised when the layout below changes."""
@@ -55,7 +55,7 @@ def prompt_parts(categories: CategorySet, words: Sequence[str], *, legend: bool)
     style = categories.prompt
     chat = style.style == "chat"
     named = zip(words, categories.categories, strict=True)
-    listed = [f"{word}: {c.name} ({c.description})" for word, c in named] if legend or chat else []
+    listed = [f"{word}: {_meaning(c)}" for word, c in named] if legend or chat else []
     choice = f"Answer with one of these words only: {', '.join(words)}." if chat else ""
     turns = style.chat_turns
     ask, close = (turns.user_assistant, turns.assistant_user) if chat else ("\n", "\n\n")
@@ -64,6 +64,11 @@ def prompt_parts(categories: CategorySet, words: Sequence[str], *, legend: bool)
         for text, word in _interleaved(categories, words)
     )
     return {"instruction": style.instruction, "legend": "\n".join(listed), "choice": choice, "examples": examples}
+
+
+def _meaning(category: Category) -> str:
+    """Nothing is said twice: an option without a description is described by its name."""
+    return category.name if category.name == category.description else f"{category.name} ({category.description})"
 
 
 def _interleaved(categories: CategorySet, words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -75,4 +80,4 @@ def _interleaved(categories: CategorySet, words: Sequence[str]) -> Iterator[tupl
     for turn in range(longest):
         for word, category in zip(words, categories.categories, strict=True):
             if turn < len(category.examples):
-                yield canonical(category.examples[turn]), word
+                yield scored_text(category.examples[turn], categories.prompt.canonicalise), word

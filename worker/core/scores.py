@@ -104,17 +104,21 @@ class LabelScores:
     @property
     def returned(self) -> tuple[float | None, ...]:
         """The log-probabilities, None for each unknown label."""
+        if not self.unknown:
+            return self.logprobs
         hidden = frozenset(self.unknown)
         return tuple(None if place in hidden else value for place, value in enumerate(self.logprobs))
 
     @property
     def bound(self) -> float | None:
         """The largest log-probability that any unknown label may have; None where there is none."""
-        return max((self.logprobs[place] for place in self.unknown), default=None)
+        return max((self.logprobs[place] for place in self.unknown), default=None) if self.unknown else None
 
     @property
     def mass_at_most(self) -> float:
         """The label mass if every unknown label had all that its bound allows; without unknown labels, `mass`."""
+        if not self.unknown:
+            return self.mass
         return min(1.0, self.mass + math.fsum(math.exp(self.logprobs[place]) for place in self.unknown))
 
     @property

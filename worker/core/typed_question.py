@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.core.categories import Category, CategorySet, PromptStyle
-from worker.core.labels import Tokenize, allocate_words, check_labels
+from worker.core.labels import Labels, Tokenize, allocate_words, check_labels
 from worker.core.primitives import ChooseOne
 from worker.core.prompt import Prompt, build_prompt
 from worker.core.rules import Rules, RuleSet
@@ -56,6 +56,12 @@ async def put(question: TypedQuestion, rule_set: RuleSet, tokenize: Tokenize) ->
             pass
     words = await allocate_words(unlabelled_prompt(rule_set), len(question.names), tokenize)
     return await _with_words(rule_set, words, tokenize)
+
+
+def with_labels(rule_set: RuleSet, labels: Labels) -> ChooseOne:
+    """A question with labels that were checked behind another one of as many options and the same turns: the prompts
+    end alike, and so the labels are the same tokens."""
+    return ChooseOne(build_prompt(rule_set.categories, labels.words, legend=True), labels)
 
 
 async def _with_words(rule_set: RuleSet, words: list[str], tokenize: Tokenize) -> ChooseOne:

@@ -119,7 +119,7 @@ class _Order:
 def _end(rule_set: RuleSet, topic: str) -> End:
     if topic == rule_set.dead_letter_topic:
         return "dead_lettered"
-    return "escalated" if topic == rule_set.human_topic else "routed"
+    return "escalated" if topic in rule_set.people_topics else "routed"
 
 
 def _origin_of_output(headers: Headers) -> Origin | None:

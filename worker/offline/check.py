@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from worker.adapters.files import CALIBRATION_FILE, load_artefact, load_rule_set
-from worker.core.policy import NoCalibration, calibration_in_force, decide_override
+from worker.adapters.files import calibration_file, load_artefact, load_rule_set
+from worker.core.answers import failed_test
+from worker.core.policy import NoCalibration, calibration_in_force
 from worker.core.rules import RuleSet
-from worker.errors import ArtefactError, ConfigError, EngineError, LabelError, RouterError
+from worker.errors import ArtefactError, ConfigError, EngineError, LabelError, PromptError, RouterError
 from worker.ports import ScoreCache, ScoringEngine
-from worker.runtime.question import Question, check_easy_tickets, prepare_question
+from worker.runtime.question import (
+    Question,
+    check_easy_tickets,
+    prepare_further,
+    prepare_question,
+    served_template_problem,
+)
+from worker.runtime.sent import Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +48,9 @@ def check_rules(folder: Path) -> tuple[Finding, RuleSet | None]:
 
 def failing_tests(rules: RuleSet) -> list[str]:
     """The rule set's own tests that do not come out as they say, a sentence each."""
-    tests = [test for rule in rules.rules.overrides for test in rule.tests] + list(rules.rules.tests)
-    failed = []
-    for test in tests:
-        decision = decide_override(test.ticket(), rules)
-        found = ("score", None) if decision is None else (decision.action, decision.category)
-        if found != (test.expect.action, test.expect.category):
-            wanted, got = _words(test.expect.action, test.expect.category), _words(*found)
-            failed.append(f"test '{test.name}': expected {wanted}, got {got}")
-    return failed
-
-
-def _words(action: str, category: str | None) -> str:
-    return action if category is None else f"{action} to {category}"
+    all_rules = (*rules.rules.overrides, *rules.rules.answers)
+    tests = [test for rule in all_rules for test in rule.tests] + list(rules.rules.tests)
+    return [failed for test in tests if (failed := failed_test(test, rules)) is not None]
 
 
 def check_topics(rules: RuleSet, input_topic: str, lookup: Callable[[Sequence[str]], Mapping[str, int]]) -> Finding:
@@ -71,7 +69,9 @@ def check_topics(rules: RuleSet, input_topic: str, lookup: Callable[[Sequence[st
     return Finding("topics", "ok", f"{input_topic} with {found[input_topic]} partitions, {len(names) - 1} outputs")
 
 
-async def check_engine(rules: RuleSet, engine: ScoringEngine) -> tuple[list[Finding], Question | None]:
+async def check_engine(
+    rules: RuleSet, engine: ScoringEngine, sent: Sent | None = None
+) -> tuple[list[Finding], Question | None]:
     """Engine, labels behind the real prompt, label mass on easy tickets."""
     try:
         identity = await engine.identity()
@@ -81,13 +81,24 @@ async def check_engine(rules: RuleSet, engine: ScoringEngine) -> tuple[list[Find
     findings = [Finding("engine", "ok", known)]
     findings += [Finding("engine", "warning", note) for note in identity.notes]
     try:
-        question = await prepare_question(rules, engine)
+        question = await prepare_question(rules, engine, sent)
     except LabelError as error:
         findings.append(Finding("labels", "wrong", str(error), "choose other label words in categories.yaml"))
         return findings, None
+    except PromptError as error:
+        findings.append(Finding("prompt", "wrong", str(error), "change prompt or examples in categories.yaml"))
+        return findings, None
+    except ConfigError as error:
+        findings.append(Finding("tokenizer", "wrong", str(error), "set ROUTER_TOKENIZER_FILE to the model's own"))
+        return findings, None
+    if question.sent.tokenizer is not None:
+        sent_as = "token ids" if question.sent.as_ids else "text without control tokens"
+        findings.append(Finding("tokenizer", "ok", f"the engine's own is here too: tickets are sent as {sent_as}"))
     words = question.primitive.labels.words
     findings.append(Finding("labels", "ok", f"{len(words)} single tokens behind the prompt: {', '.join(words[:12])}"))
     try:
+        if problem := await served_template_problem(rules, engine):
+            findings.append(Finding("prompt", "warning", problem))
         easy = await check_easy_tickets(question, engine)
     except EngineError as error:
         findings.append(Finding("scoring", "wrong", str(error), "look at the engine's log"))
@@ -98,12 +109,49 @@ async def check_engine(rules: RuleSet, engine: ScoringEngine) -> tuple[list[Find
         return findings, question
     shown = f"{easy.right} of {len(easy.masses)} easy tickets right, median label mass {easy.median_mass:.3f}"
     findings.append(Finding("scoring", "ok", shown))
+    if easy.partial:
+        missing = f"on {easy.partial} of {len(easy.masses)} easy tickets the engine does not return every label"
+        todo = "nothing can be calibrated: let the server return more, or ask about fewer categories (docs/engines.md)"
+        findings.append(Finding("scoring", "warning", missing, todo))
     return findings, question
+
+
+async def check_further(folder: Path, question: Question, engine: ScoringEngine) -> list[Finding]:
+    """The further questions of the rule set whose own is `question`: labels, label mass, calibration; a line each."""
+    findings = []
+    for further in question.rule_set.questions.questions:
+        part = f"question {further.id}"
+        try:
+            asked = await prepare_further(question, further, engine)
+            easy = await check_easy_tickets(asked, engine)
+        except (EngineError, ConfigError) as error:
+            findings.append(Finding(part, "wrong", str(error), "change it in questions.yaml"))
+            continue
+        words = ", ".join(asked.primitive.labels.words)
+        problem = easy.problem(question.rule_set.rules.gates.min_label_mass)
+        if problem is not None:
+            todo = "rules take it as unknown: change what is asked in questions.yaml, or the model"
+            findings.append(Finding(part, "warning", f"labels {words}; {problem}", todo))
+            continue
+        findings.append(_of_question(folder, further.id, asked, words))
+    return findings
+
+
+def _of_question(folder: Path, question_id: str, asked: Question, words: str) -> Finding:
+    part, path = f"question {question_id}", folder / calibration_file(question_id)
+    todo = f"run `ticket-router calibrate --rules {folder} --question {question_id} --labelled FILE`"
+    try:
+        state = calibration_in_force(load_artefact(path), asked.fingerprints)
+    except ArtefactError as error:
+        return Finding(part, "wrong", str(error), todo)
+    if isinstance(state, NoCalibration):
+        return Finding(part, "warning", f"labels {words}; rules take it as unknown. {state.reason.sentence}", todo)
+    return Finding(part, "ok", f"labels {words}; calibrated {state.artefact.created_at}")
 
 
 def check_calibration(folder: Path, question: Question | None) -> Finding:
     """The artefact: present, unedited, and fitted on what runs now."""
-    path = folder / CALIBRATION_FILE
+    path = folder / calibration_file()
     todo = f"run `ticket-router calibrate --rules {folder} --labelled FILE`"
     try:
         artefact = load_artefact(path)

@@ -16,6 +16,7 @@ from worker.errors import ArtefactError, ConfigError
 from worker.offline.measures import Measured, Measures, measure, share
 from worker.offline.near_duplicates import collapse, digest, unpack_digests
 from worker.offline.scoring import ScoredTicket
+from worker.offline.screening import refuse_partial
 from worker.runtime.question import Question
 
 BEYOND_CHANCE = 0.05
@@ -110,7 +111,7 @@ def evaluate(question: Question, artefact: Artefact, scored: Iterable[ScoredTick
     """Decide every ticket and compare with its label.
 
     Raises ArtefactError where the artefact was fitted on something else than what scored these tickets, ConfigError
-    where no ticket is left.
+    where no ticket is left, and as `refuse_partial`.
     """
     changed = artefact.fingerprints.differences(question.fingerprints)
     if changed:
@@ -120,6 +121,7 @@ def evaluate(question: Question, artefact: Artefact, scored: Iterable[ScoredTick
         )
     rule_set = question.rule_set
     collapsed = collapse(scored)
+    refuse_partial(collapsed.kept)
     fresh = _unseen(collapsed.kept, artefact)
     to_score = [t for t in fresh if decide_override(t.ticket, rule_set) is None]
     tickets = [t for t in to_score if t.problem is None]

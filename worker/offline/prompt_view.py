@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worker.core.artefact import Fingerprints
-from worker.core.normalise import NORMALISER_VERSION, canonical
+from worker.core.canonicalisers import scored_text
+from worker.core.normalise import NORMALISER_VERSION
 from worker.core.primitives import TwoLevel
 from worker.core.prompt import PROMPT_VERSION
 from worker.core.room import Room, check_room
@@ -58,7 +59,7 @@ async def view_prompt(question: Question, engine: ScoringEngine, text: str) -> P
 
     Raises EngineError, PromptError.
     """
-    ticket, primitive = canonical(text), question.primitive
+    ticket, primitive = scored_text(text, question.rule_set.categories.prompt.canonicalise), question.primitive
     first = primitive.departments if isinstance(primitive, TwoLevel) else primitive
     prompt, asked, words = first.prompt, first.labels.token_ids, first.labels.words
     ids = question.rule_set.categories.ids if first is primitive else ("",) * len(words)

@@ -12,6 +12,8 @@ from typing import IO
 import orjson
 
 from worker.adapters.files import Labelled
+from worker.core.budget import Fitted
+from worker.core.canonicalisers import scored_text
 from worker.core.digest import fingerprint
 from worker.core.normalise import canonical
 from worker.core.scores import LabelScores, ScoreRequest
@@ -25,7 +27,7 @@ from worker.errors import (
     TooLong,
 )
 from worker.ports import ScoringEngine
-from worker.runtime.question import Question
+from worker.runtime.question import Question, score_texts
 
 Progress = Callable[[int, int], None]
 """(done, total)."""
@@ -40,9 +42,10 @@ LONGEST_BACKOFF_S = 30.0
 class ScoredTicket:
     """One labelled ticket with its label scores, or the reason why there are none.
 
-    `text` is canonical. `label` is an index in label order, -1 for a ticket of no category of the set (and where scores
-    alone were asked for). `logprobs` (nats, label order) are empty where there is a `problem`: a reason code of
-    `core.policy`, or `no_text` where nothing is left to read.
+    `text` is canonical, and whole: what was scored may be less (core.canonicalisers). `label` is an index in label
+    order, -1 for a ticket of no category of the set (and where scores alone were asked for). `logprobs` (nats, label
+    order) are empty where there is a `problem`: a reason code of `core.policy`, or `no_text` where nothing is left to
+    read.
     """
 
     id: str
@@ -53,13 +56,15 @@ class ScoredTicket:
     logprobs: tuple[float, ...] = ()
     mass: float = 0.0
     problem: str | None = None
+    unknown: tuple[int, ...] = ()
+    """As in LabelScores: places whose log-probability is an upper bound only."""
 
     @property
     def scores(self) -> LabelScores:
         """Raises ValueError where there are none."""
         if self.problem is not None:
             raise ValueError(f"ticket {self.id} has no scores: {self.problem}")
-        return LabelScores(self.logprobs, self.mass)
+        return LabelScores(self.logprobs, self.mass, self.unknown)
 
     @property
     def ticket(self) -> Ticket:
@@ -93,7 +98,10 @@ async def score_labelled(
     engine stays away, ConfigError where the journal cannot be written; what was scored until then is kept.
     """
     index = {category: i for i, category in enumerate(question.rule_set.categories.ids)}
-    texts = [canonical(ticket.text) for ticket in tickets]
+    left_out = question.rule_set.categories.prompt.canonicalise
+    whole = [scored_text(ticket.text, left_out) for ticket in tickets]
+    read = {text: await _read(question, engine, text, sleep) for text in dict.fromkeys(whole) if text}
+    texts = [fitted.text if isinstance(fitted := read.get(text, ""), Fitted) else "" for text in whole]
     with ScoreJournal(journal, question, turn) as recorded:
         asked = [text for text in dict.fromkeys(texts) if text]
         open_texts = [text for text in asked if text not in recorded]
@@ -107,16 +115,38 @@ async def score_labelled(
             recorded.add({text: row for text, row in answers.items() if isinstance(row, LabelScores)})
             found.update(answers)
             progress(len(found), len(asked))
-    pairs = zip(tickets, texts, strict=True)
-    return [_scored(ticket, text, index.get(ticket.label, -1), found) for ticket, text in pairs]
+    unread = [problem if isinstance(problem := read.get(text, "no_text"), str) else None for text in whole]
+    return [
+        _scored(ticket, problem or found[text], index.get(ticket.label, -1))
+        for ticket, text, problem in zip(tickets, texts, unread, strict=True)
+    ]
 
 
-def _scored(ticket: Labelled, text: str, label: int, found: Mapping[str, LabelScores | str]) -> ScoredTicket:
-    answer = found.get(text, "no_text")
-    own = (ticket.id, text, label, ticket.language, dict(ticket.metadata or {}))
+async def _read(question: Question, engine: ScoringEngine, text: str, sleep: Sleep) -> Fitted | str:
+    """What the worker would read of a text, or the reason code under which it would not route it."""
+    reader = question.reader(engine.tokenize)
+    if reader is None:
+        return Fitted(text, cut=False)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            fitted = await reader.fit(text)
+        except EngineUnavailable:
+            if attempt == ATTEMPTS:
+                raise
+            await sleep(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (attempt - 1)))
+        except (RequestRefused, EngineDropped, InvalidAnswer, TooLong) as error:
+            return _code(error)
+        else:
+            escalates = fitted.cut and question.rule_set.rules.length.when_cut == "escalate"
+            return "truncated" if escalates else fitted
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _scored(ticket: Labelled, answer: LabelScores | str, label: int) -> ScoredTicket:
+    own = (ticket.id, canonical(ticket.text), label, ticket.language, dict(ticket.metadata or {}))
     if isinstance(answer, str):
         return ScoredTicket(*own, problem=answer)
-    return ScoredTicket(*own, logprobs=answer.logprobs, mass=answer.mass)
+    return ScoredTicket(*own, logprobs=answer.logprobs, mass=answer.mass, unknown=answer.unknown)
 
 
 async def _ask(
@@ -126,18 +156,29 @@ async def _ask(
 
     A call that fails over one of its tickets is halved until that one is alone: its neighbours are scored.
     """
-    requests = [question.primitive.request(text) for text in texts]
+
+    async def ask(requests: Sequence[ScoreRequest]) -> Mapping[ScoreRequest, LabelScores | str]:
+        return await ask_engine(engine, requests, sleep)
+
+    return await score_texts(question.primitive, texts, ask)
+
+
+async def ask_engine(
+    engine: ScoringEngine, requests: Sequence[ScoreRequest], sleep: Sleep
+) -> dict[ScoreRequest, LabelScores | str]:
+    """Scores or reason code of each request; all share prefix and labels. Raises EngineUnavailable after the last
+    attempt."""
     try:
         rows = await _patiently(engine, requests, sleep)
-        if len(rows) != len(texts):
-            raise InvalidAnswer(f"{len(rows)} rows for {len(texts)} requests")
-        return dict(zip(texts, (row.checked() for row in rows), strict=True))
+        if len(rows) != len(requests):
+            raise InvalidAnswer(f"{len(rows)} rows for {len(requests)} requests")
+        return dict(zip(requests, (row.checked() for row in rows), strict=True))
     except (RequestRefused, EngineDropped, InvalidAnswer, TooLong, ValueError) as error:
-        if len(texts) == 1:
-            return {texts[0]: _code(error)}
-    middle = len(texts) // 2
-    first = await _ask(question, engine, texts[:middle], sleep)
-    return {**first, **await _ask(question, engine, texts[middle:], sleep)}
+        if len(requests) == 1:
+            return {requests[0]: _code(error)}
+    middle = len(requests) // 2
+    first = await ask_engine(engine, requests[:middle], sleep)
+    return {**first, **await ask_engine(engine, requests[middle:], sleep)}
 
 
 async def _patiently(engine: ScoringEngine, requests: Sequence[ScoreRequest], sleep: Sleep) -> Sequence[LabelScores]:
@@ -214,7 +255,11 @@ class ScoreJournal:
         if self._file is None or not answers:
             return
         lines = [
-            orjson.dumps({"key": self._key(text), "logprobs": row.logprobs, "mass": row.mass}) + b"\n"
+            orjson.dumps(
+                {"key": self._key(text), "logprobs": row.logprobs, "mass": row.mass}
+                | ({"unknown": row.unknown} if row.unknown else {})
+            )
+            + b"\n"
             for text, row in answers.items()
         ]
         try:
@@ -233,7 +278,8 @@ class ScoreJournal:
             whole += len(line)
             try:
                 row = orjson.loads(line)
-                scores = LabelScores(tuple(map(float, row["logprobs"])), float(row["mass"])).checked()
+                unknown = tuple(map(int, row.get("unknown", ())))
+                scores = LabelScores(tuple(map(float, row["logprobs"])), float(row["mass"]), unknown).checked()
             except (ValueError, KeyError, TypeError):
                 continue
             if len(scores.logprobs) == self._size:

@@ -28,8 +28,12 @@ class Screened:
 
 
 def screen_tickets(scored: Iterable[ScoredTicket], rule_set: RuleSet) -> Screened:
-    """Near-duplicates collapsed, and out of the way what no score decides. Raises ConfigError where nothing is left."""
+    """Near-duplicates collapsed, and out of the way what no score decides.
+
+    Raises ConfigError where nothing is left, and as `refuse_partial`.
+    """
     tickets = sorted(scored, key=lambda ticket: ticket.id)
+    refuse_partial(tickets)
     digest = fingerprint("labelled/1", *((t.id, t.text, t.label) for t in tickets))
     collapsed = collapse(tickets)
     overridden, unscored, low_mass, usable = [], [], [], []
@@ -53,9 +57,27 @@ def screen_tickets(scored: Iterable[ScoredTicket], rule_set: RuleSet) -> Screene
 
 
 def reaching_the_score(tickets: Sequence[ScoredTicket], rule_set: RuleSet) -> list[ScoredTicket]:
-    """One of each kind, scored, and decided by no rule."""
+    """One of each kind, scored, and decided by no rule. Raises ConfigError as `refuse_partial`."""
+    refuse_partial(tickets)
     return [
         ticket
         for ticket in collapse(tickets).kept
         if ticket.problem is None and decide_override(ticket.ticket, rule_set) is None
     ]
+
+
+def refuse_partial(tickets: Sequence[ScoredTicket]) -> None:
+    """Raises ConfigError where an engine did not return every label of a ticket.
+
+    Nothing is fitted or measured on bounds; and to leave such tickets out would certify others than a worker meets.
+    """
+    scored = [ticket for ticket in tickets if ticket.problem is None]
+    partial = sum(bool(ticket.unknown) for ticket in scored)
+    if partial:
+        most = max(len(ticket.unknown) for ticket in scored)
+        raise ConfigError(
+            f"on {partial} of {len(scored)} tickets the engine did not return every label (up to {most} of "
+            f"{len(scored[0].logprobs)} are missing), and nothing can be fitted or measured on what was not returned: "
+            "use an engine that returns all of them (SGLang; vLLM with logprob_token_ids), let the server return more "
+            "(vLLM: --max-logprobs), or ask about fewer categories"
+        )

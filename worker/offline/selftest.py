@@ -7,17 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.adapters.files import Labelled
-from worker.core.categories import Category
-from worker.core.labels import choose_labels
-from worker.core.primitives import ChooseOne
-from worker.core.rules import RuleSet
 from worker.core.score_form import RoutedLabel, raw_margin
 from worker.errors import ConfigError
 from worker.offline.measures import Measured, share
 from worker.offline.near_duplicates import collapse
 from worker.offline.scoring import Progress, ScoredTicket, Sleep, score_labelled
 from worker.ports import ScoringEngine
-from worker.runtime.question import EasyCheck, Question, check_easy_tickets
+from worker.runtime.question import EasyCheck, Question, check_easy_tickets, in_another_order
 
 UNSTABLE = 0.05
 """More flips than this between identical runs, by the lower end of the interval, and a certificate means little."""
@@ -120,8 +116,8 @@ async def selftest(
     if not complete:
         raise ConfigError(f"none of {len(tickets)} tickets could be scored in every run; the engine refused them")
     top = [[raw_margin(row.logprobs) for row in rows] for rows in complete]
-    repeats = tuple(_flips(f"identical run {run + 1}", top, run) for run in range(1, repeat))
-    order_flips = tuple(_flips(f"order turned by {r}", top, repeat + i) for i, r in enumerate(rotations))
+    repeats = tuple(count_flips(f"identical run {run + 1}", top, run) for run in range(1, repeat))
+    order_flips = tuple(count_flips(f"order turned by {r}", top, repeat + i) for i, r in enumerate(rotations))
     ids = question.rule_set.categories.ids
     asked_orders = [(0, 0), *((repeat + i, rotation) for i, rotation in enumerate(rotations))]
     shares, by_position = _by_category_and_place([[t.index for t in row] for row in top], ids, asked_orders)
@@ -141,7 +137,7 @@ async def selftest(
         by_position=by_position,
         accuracy=share(sum(guess == label for guess, label in labelled), len(labelled)) if named else None,
         pairs=tuple((rows[0], rows[1]) for rows in complete) if repeat > 1 else (),
-        problems=_problems(easy, floor, repeats),
+        problems=_problems(easy, floor, repeats, sum(bool(rows[0].unknown) for rows in complete)),
         cautions=_cautions(order_flips, len(kept) - len(complete)),
     )
 
@@ -150,12 +146,7 @@ async def rotated(question: Question, engine: ScoringEngine, rotation: int) -> Q
     """The same question with the categories turned by `rotation` places in examples and legend. Words stay with their
     categories; letters stay with their places. Raises LabelError.
     """
-    categories = question.rule_set.categories
-    order: tuple[Category, ...] = categories.categories[rotation:] + categories.categories[:rotation]
-    turned = categories.model_copy(update={"categories": order})
-    prompt, labels = await choose_labels(turned, engine.tokenize)
-    rule_set = RuleSet(categories=turned, rules=question.rule_set.rules)
-    return Question(rule_set, ChooseOne(prompt, labels), question.identity)
+    return await in_another_order(question, rotation, engine.tokenize)
 
 
 def _rotations(size: int, orders: int) -> tuple[int, ...]:
@@ -166,10 +157,12 @@ def _rotations(size: int, orders: int) -> tuple[int, ...]:
 def _turned_back(row: ScoredTicket, rotation: int) -> ScoredTicket:
     """Label and scores of a rotated question in the configured order."""
     label = (row.label + rotation) % len(row.logprobs) if row.label >= 0 and row.logprobs else row.label
-    return replace(row, label=label, logprobs=row.logprobs[-rotation:] + row.logprobs[:-rotation])
+    unknown = tuple(sorted((place + rotation) % len(row.logprobs) for place in row.unknown))
+    return replace(row, label=label, logprobs=row.logprobs[-rotation:] + row.logprobs[:-rotation], unknown=unknown)
 
 
-def _flips(name: str, top: Sequence[Sequence[RoutedLabel]], run: int) -> Flips:
+def count_flips(name: str, top: Sequence[Sequence[RoutedLabel]], run: int) -> Flips:
+    """Between the first run and another. `top` has a row for each ticket, with the first label of each run."""
     flipped = [row[0].score for row in top if row[0].index != row[run].index]
     return Flips(name, len(top), len(flipped), share(len(flipped), len(top)), tuple(sorted(flipped)))
 
@@ -189,12 +182,17 @@ def _by_category_and_place(
     return tuple((c, tuple(row)) for c, row in zip(ids, shares, strict=True)), tuple(places)
 
 
-def _problems(easy: EasyCheck, floor: float, repeats: Sequence[Flips]) -> tuple[str, ...]:
+def _problems(easy: EasyCheck, floor: float, repeats: Sequence[Flips], partial: int) -> tuple[str, ...]:
     found = [problem] if (problem := easy.problem(floor)) else []
     if 2 * easy.right < len(easy.masses):
         found.append(
             f"of {len(easy.masses)} tickets that the prompt itself shows with their answer, {easy.right} are answered "
             "rightly: the model does not follow the prompt"
+        )
+    if partial:
+        found.append(
+            f"on {partial} tickets the engine does not return every label, so that no calibration can be fitted: use "
+            "an engine that does, let the server return more, or ask about fewer categories"
         )
     for run in repeats:
         if run.rate.lower > UNSTABLE:

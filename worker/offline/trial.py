@@ -93,7 +93,7 @@ def prepare(spec: TrialSpec, data: Path, folder: Path, *, rows: int, alpha: floa
         "id": spec.id,
         "version": 1,
         "language": spec.language,
-        "prompt": spec.prompt.model_dump(),
+        "prompt": spec.prompt.model_dump(exclude_defaults=True),
         "categories": [
             {
                 **category.model_dump(exclude={"source"}),

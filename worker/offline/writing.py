@@ -9,13 +9,12 @@ from typing import Protocol
 
 import orjson
 
+from worker.adapters.writing import WAYS as WAYS  # noqa: PLC0414 - what is compared unless less is asked for
 from worker.adapters.writing import Way, Written
 from worker.errors import ConfigError, InvalidAnswer, RequestRefused
 from worker.offline.measures import Measured, share
 from worker.offline.scoring import Progress, ScoredTicket
 from worker.runtime.question import Question
-
-WAYS: tuple[Way, ...] = ("word", "json", "thinking")
 
 
 class Writer(Protocol):
@@ -41,6 +40,15 @@ class WrittenAnswers:
     """A ticket, asked one after the other."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToWrite:
+    """One question for a writer: the prompt, the words it may answer with, and the place of the right one."""
+
+    prompt: str
+    words: Sequence[str]
+    label: int
+
+
 async def compare_writing(
     question: Question,
     writer: Writer,
@@ -58,43 +66,43 @@ async def compare_writing(
     if not asked:
         raise ConfigError("no labelled ticket could be scored: there is nothing to compare")
     right = sum(ticket.scores.best_known == ticket.label for ticket in asked)
-    rows = [_row("scoring", asked, right, len(asked) - right, 0, 0, 0.0, scoring_s)]
     words = question.primitive.labels.words
+    to_write = []
+    for ticket in asked:
+        prompt = question.primitive.request(ticket.text).prompt
+        if not isinstance(prompt, str):
+            raise ConfigError("this rule set is asked in token ids, which no model answers in writing")
+        to_write.append(ToWrite(prompt, words, ticket.label))
+    rows = [by_scoring(right, len(asked), scoring_s)]
     for way in ways:
-        progress = start(way)
-        counts = dict.fromkeys(("right", "wrong", "unparsable", "refused"), 0)
-        tokens, began = 0, clock()
-        for done, ticket in enumerate(asked, 1):
-            prompt = question.primitive.request(ticket.text).prompt
-            if not isinstance(prompt, str):
-                raise ConfigError("this rule set is asked in token ids, which no model answers in writing")
-            try:
-                written = await writer.write(prompt, words, way)
-            except (RequestRefused, InvalidAnswer):
-                counts["refused"] += 1
-            else:
-                tokens += written.tokens
-                meant = parse_written(written.text, words, way)
-                counts["unparsable" if meant is None else "right" if meant == ticket.label else "wrong"] += 1
-            progress(done, len(asked))
-        seconds = (clock() - began) / len(asked)
-        right, wrong, unparsable, refused = counts.values()
-        rows.append(_row(way, asked, right, wrong, unparsable, refused, tokens / len(asked), seconds))
+        rows.append(await written_answers(writer, to_write, way, clock, start(way)))
     return tuple(rows)
 
 
-def _row(
-    way: str,
-    asked: Sequence[ScoredTicket],
-    right: int,
-    wrong: int,
-    unparsable: int,
-    refused: int,
-    tokens: float,
-    seconds: float,
+def by_scoring(right: int, n: int, seconds: float) -> WrittenAnswers:
+    """The row of the scores, which write nothing and so never write what is no label."""
+    return WrittenAnswers("scoring", n, share(right, n), n - right, 0, 0, 0.0, seconds)
+
+
+async def written_answers(
+    writer: Writer, asked: Sequence[ToWrite], way: Way, clock: Callable[[], float], progress: Progress
 ) -> WrittenAnswers:
-    n = len(asked)
-    return WrittenAnswers(way, n, share(right, n), wrong, unparsable, refused, tokens, seconds)
+    """Every question in one way, one after the other. Raises EngineUnavailable, EngineDropped, ConfigError."""
+    counts = dict.fromkeys(("right", "wrong", "unparsable", "refused"), 0)
+    tokens, began, n = 0, clock(), len(asked)
+    for done, question in enumerate(asked, 1):
+        try:
+            written = await writer.write(question.prompt, question.words, way)
+        except (RequestRefused, InvalidAnswer):
+            counts["refused"] += 1
+        else:
+            tokens += written.tokens
+            meant = parse_written(written.text, question.words, way)
+            counts["unparsable" if meant is None else "right" if meant == question.label else "wrong"] += 1
+        progress(done, n)
+    seconds = (clock() - began) / n
+    right, wrong, unparsable, refused = counts.values()
+    return WrittenAnswers(way, n, share(right, n), wrong, unparsable, refused, tokens / n, seconds)
 
 
 def parse_written(text: str, words: Sequence[str], way: Way) -> int | None:

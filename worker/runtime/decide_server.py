@@ -148,7 +148,10 @@ class DecideServer:
     async def _decide(self, body: bytes) -> bytes:
         started = self._clock()
         try:
-            ticket = parse_ticket(body, self._rule_set.rules.intake, self._limits.max_body_bytes)
+            rules = self._rule_set
+            ticket = parse_ticket(
+                body, rules.rules.intake, self._limits.max_body_bytes, rules.categories.prompt.canonicalise
+            )
         except InvalidTicket as error:
             todo = WHAT_TO_DO[error.code]
             raise Refusal(400, error.code, error.detail, where="body", what_to_do=todo) from error

@@ -145,6 +145,7 @@ class Worker:
         self._nothing_in_flight.set()
         self._full = False
         self._full_since = 0.0
+        self._stamped = (-1, "")
         self._per_second = 0.0
         self._crowded: frozenset[Partition] = frozenset()
         self._paused = Paused()
@@ -241,10 +242,7 @@ class Worker:
     def admit(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             if self._tracker.track(delivery):
-                task = asyncio.create_task(self._handle(delivery))
-                group = self._tasks.setdefault(delivery.partition, set())
-                group.add(task)
-                task.add_done_callback(group.discard)
+                self._begin(delivery)
         self._mark_idleness()
 
     def demand(self) -> Demand:
@@ -303,6 +301,8 @@ class Worker:
         for refused in settled.refused:
             self._journal.refused(refused)
             by_delivery.setdefault((refused.delivery.partition, refused.delivery.offset), []).append(refused)
+        if not by_delivery:
+            return
         offered = {
             (part.partition, item.delivery.offset): item.outputs
             for part in settlement.partitions
@@ -349,23 +349,51 @@ class Worker:
 
     # -- one ticket ------------------------------------------------------------------------------------------------
 
-    async def _handle(self, delivery: Delivery) -> None:
+    def _begin(self, delivery: Delivery) -> None:
+        """Ends at once what nobody has to be asked about; the rest becomes a task."""
         span = self._tracing.begin(delivery.headers)
+        started = self._clock()
         try:
-            outputs = await self._outcome(delivery, span)
+            ticket = self._ticket(delivery)
+            if isinstance(ticket, InvalidTicket):
+                outputs = self._outputs.dead_letter(delivery, ticket)
+            elif (routed := self._router.without_asking(ticket)) is not None:
+                outputs = self._publish(delivery, ticket, routed, self._clock() - started, span)
+            else:
+                task = asyncio.create_task(self._ask(delivery, ticket, started, span))
+                group = self._tasks.setdefault(delivery.partition, set())
+                group.add(task)
+                task.add_done_callback(group.discard)
+                return
         except Exception as error:  # noqa: BLE001 - a bug must cost a ticket its automation, never its delivery
-            self._journal.failed(delivery, error)
-            if span is not None:
-                span.fail(error)
-            why = reason("internal_error", detail=type(error).__name__)
-            outputs = self._publish(delivery, None, Routed(escalate_unscored(self._rule_set, why)), 0.0, span)
-        finally:
+            outputs = self._after_a_bug(delivery, error, span)
+        self._end(delivery, outputs, span)
+
+    async def _ask(self, delivery: Delivery, ticket: Ticket, started: float, span: TicketSpan | None) -> None:
+        try:
+            routed = await self._router.ask(ticket)
+            outputs = self._publish(delivery, ticket, routed, self._clock() - started, span)
+        except asyncio.CancelledError:
             if span is not None:
                 span.end()
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            outputs = self._after_a_bug(delivery, error, span)
+        self._end(delivery, outputs, span)
+
+    def _after_a_bug(self, delivery: Delivery, error: Exception, span: TicketSpan | None) -> tuple[Output, ...]:
+        self._journal.failed(delivery, error)
+        if span is not None:
+            span.fail(error)
+        why = reason("internal_error", detail=type(error).__name__)
+        return self._publish(delivery, None, Routed(escalate_unscored(self._rule_set, why)), 0.0, span)
+
+    def _end(self, delivery: Delivery, outputs: tuple[Output, ...], span: TicketSpan | None) -> None:
+        if span is not None:
+            span.end()
         self._tracker.complete(delivery, outputs)
 
-    async def _outcome(self, delivery: Delivery, span: TicketSpan | None) -> tuple[Output, ...]:
-        started = self._clock()
+    def _ticket(self, delivery: Delivery) -> Ticket | InvalidTicket:
         try:
             rules = self._rule_set
             ticket = parse_ticket(
@@ -374,10 +402,9 @@ class Worker:
         except InvalidTicket as error:
             self._journal.dead_lettered(delivery, error)
             self._judged(delivery, error.code)
-            return self._outputs.dead_letter(delivery, error)
+            return error
         self._judged(delivery, None)
-        routed = await self._router.route(ticket)
-        return self._publish(delivery, ticket, routed, self._clock() - started, span)
+        return ticket
 
     def _publish(
         self, delivery: Delivery, ticket: Ticket | None, routed: Routed, total_s: float, span: TicketSpan | None
@@ -406,7 +433,12 @@ class Worker:
             self._nothing_in_flight.set()
 
     def _timestamp(self) -> str:
-        return self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        now = self._now()
+        millisecond = int(now.timestamp() * 1000)
+        if millisecond != self._stamped[0]:  # written once for all tickets that are decided within it
+            text = now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            self._stamped = millisecond, text
+        return self._stamped[1]
 
     def _cancel(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:

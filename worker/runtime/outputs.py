@@ -11,12 +11,12 @@ from worker.core.envelope import (
     DECISION_HEADER,
     ENVELOPE_SCHEMA,
     POINTER,
+    DecisionIds,
     Envelope,
     Origin,
     Timings,
     attempt_of,
     dead_letter_headers,
-    decision_id,
     received_headers,
     stated_origin,
 )
@@ -71,6 +71,7 @@ class Outputs:
         self._rule_set = rule_set
         self._provenance = provenance
         self._rule_set_id = f"{rule_set.id}/{rule_set.rules.version}/{rule_set.fingerprint}"
+        self._decision_id = DecisionIds(self._rule_set_id, provenance.calibrations)
 
     def envelope(
         self, delivery: Delivery, ticket: Ticket | None, routed: Routed, decided_at: str, total_s: float
@@ -81,7 +82,7 @@ class Outputs:
         asked = decision.scores is not None or any(answer.label_scores for answer in decision.answers)
         return Envelope(
             schema=ENVELOPE_SCHEMA,
-            decision_id=decision_id(origin, self._rule_set_id, self._provenance.calibrations),
+            decision_id=self._decision_id(origin),
             ticket_id=(ticket.id if ticket else None) or f"{origin.topic}/{origin.partition}/{origin.offset}",
             tenant=ticket.tenant if ticket else None,
             origin=origin,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,6 +13,10 @@ from typing import Protocol
 from worker.runtime.loop import Worker
 
 FORCED_EXIT_CODE = 130
+
+
+YOUNG_OBJECTS = 50_000
+"""So many more objects than before, and the young ones are looked at. By default it is 700: a few dozen tickets."""
 
 
 class Stoppable(Protocol):
@@ -66,6 +71,14 @@ async def until_signalled(
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def spare_the_collector() -> None:
+    """What the start made lives as long as the process: the collector of cycles need not look at it again, nor as often
+    at what comes and goes with each ticket. It took a sixth of the worker's CPU."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
 
 
 async def _awaited(awaitable: Awaitable[None]) -> None:

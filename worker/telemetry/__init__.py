@@ -7,6 +7,7 @@ from worker.telemetry.metrics import Metrics
 from worker.telemetry.names import (
     CACHE_FAILURES,
     CACHE_LOOKUPS,
+    CACHE_WAITS,
     CALIBRATION_IN_FORCE,
     CERTIFIED,
     DEAD_LETTERS,
@@ -33,6 +34,7 @@ from worker.telemetry.names import (
     SETTLE_LATENCY,
     SETTLED,
     STANDSTILLS,
+    STEERING,
     TICKET_FAILURES,
     TICKET_LATENCY,
     Attribute,
@@ -46,6 +48,7 @@ from worker.telemetry.traces import NoTracing, Sampling, TicketSpan, Tracing
 __all__ = [
     "CACHE_FAILURES",
     "CACHE_LOOKUPS",
+    "CACHE_WAITS",
     "CALIBRATION_IN_FORCE",
     "CERTIFIED",
     "DEAD_LETTERS",
@@ -72,6 +75,7 @@ __all__ = [
     "SETTLE_FAILURES",
     "SETTLE_LATENCY",
     "STANDSTILLS",
+    "STEERING",
     "TICKET_FAILURES",
     "TICKET_LATENCY",
     "Attribute",

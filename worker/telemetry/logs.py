@@ -51,6 +51,15 @@ def set_up_logging(
         return render(_timestamp(clock()), "warning", fields)
 
     sink = LogSink(fd, notice)
+    stamped = (-1, "")
+
+    def timestamp() -> str:
+        nonlocal stamped
+        unix_s = clock()
+        millisecond = int(unix_s * 1000)
+        if millisecond != stamped[0]:  # written once for all lines within it
+            stamped = millisecond, _timestamp(unix_s)
+        return stamped[1]
 
     def to_line(_: WrappedLogger, method: str, fields: MutableMapping[str, Any]) -> bytes:
         error = fields.pop("exc_info", None)
@@ -58,7 +67,7 @@ def set_up_logging(
             error = sys.exc_info()[1]
         if isinstance(error, BaseException):
             fields.update(describe_error(error))
-        return render(_timestamp(clock()), method, fields)
+        return render(timestamp(), method, fields)
 
     structlog.configure(
         processors=[to_line],

@@ -67,6 +67,7 @@ class Attribute:
     ROUTE: Final = "route"
     RULE_SET: Final = "rule_set"
     SCORE_MS: Final = "score_ms"
+    SOURCE: Final = "source"
     STATUS: Final = "status"
     TEXT: Final = "text"
     """Only with ROUTER_LOG_TICKET_TEXT."""
@@ -111,6 +112,14 @@ DECISIONS: Final = Metric(
 DEAD_LETTERS: Final = Metric(
     "ticket_router.dead_letters", "counter", "{message}", "Messages that are no ticket", (Attribute.CODE,)
 )
+STEERING: Final = Metric(
+    "ticket_router.steering",
+    "counter",
+    "{ticket}",
+    "Tickets that would have routed and in which something addresses the router, by tenant and channel (the first 50) "
+    "and by outcome: agreed, steered, unchecked",
+    (Attribute.SOURCE, Attribute.OUTCOME),
+)
 TICKET_FAILURES: Final = Metric(
     "ticket_router.ticket_failures", "counter", "{ticket}", "Tickets that met a bug of the worker", (Attribute.ERROR,)
 )
@@ -125,7 +134,16 @@ CACHE_LOOKUPS: Final = Metric(
     "ticket_router.cache.lookups",
     "counter",
     "{key}",
-    "Scores looked for in the cache: hits, misses, and those of the misses that were rejected",
+    "Scores looked for in the cache: memory_hits (of the worker's own), redis_hits, misses, and those of the misses "
+    "that were rejected",
+    (Attribute.OUTCOME,),
+)
+CACHE_WAITS: Final = Metric(
+    "ticket_router.cache.waits",
+    "counter",
+    "{key}",
+    "Scores that another worker was making (waits), and how that ended: answered, takeovers of a lease that ended "
+    "without, in_vain",
     (Attribute.OUTCOME,),
 )
 CACHE_FAILURES: Final = Metric(
@@ -233,9 +251,11 @@ LOG_LINES_DROPPED: Final = Metric(
 METRICS: Final = (
     DECISIONS,
     DEAD_LETTERS,
+    STEERING,
     TICKET_FAILURES,
     REFUSED_OUTPUTS,
     CACHE_LOOKUPS,
+    CACHE_WAITS,
     CACHE_FAILURES,
     ENGINE_REQUESTS,
     ENGINE_ROW_CHECKS,

@@ -1,0 +1,153 @@
+"""Command line of the benchmarks: `python -m tests.bench [--short] [--parts a,b,...] [--out FOLDER]`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import cache, engine, memory, pipeline, saturation, whole
+from tests.bench.ground import ROOT, apache_broker, collector
+from tests.bench.others.environment import python_of_others
+from tests.bench.report import Results
+from tests.bench.tickets import ticket_bytes
+from tests.integration.desk import StubProcess
+from tests.servers.kafka import ApacheKafka
+from tests.servers.redis_server import redis_server
+from worker.errors import RouterError
+from worker.settings import Settings
+
+PARTS = ("pipeline", "whole", "cache", "engine", "saturation", "memory")
+RULES = ROOT / "routing_rules" / "helpdesk"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is run."""
+
+    pipeline_tickets: int
+    whole_tickets: int
+    case_s: float
+    latencies_s: tuple[float, ...]
+    items: tuple[int, ...]
+    cache_rounds: int
+    concurrencies: tuple[int, ...]
+    engine_s: float
+    saturation_s: float
+    ruled: int
+    scored: int
+
+
+FULL = Size(
+    300_000, 200_000, 20.0, whole.LATENCIES_S, whole.ITEMS, 2_000, (1, 4, 8, 16, 32), 10.0, 20.0, 1_000_000, 200_000
+)
+SHORT = Size(60_000, 50_000, 4.0, (0.02, 0.2), (1, 32), 300, (1, 8), 2.0, 5.0, 100_000, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--short", action="store_true", help="less than three minutes, and less exact")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where results.json and the plot go")
+    parser.add_argument("--engine", default="llama_cpp", help="what part `engine` asks; ROUTER_ENGINE's values")
+    parser.add_argument("--engine-url", help="of a live server, for part `engine`")
+    given = parser.parse_args()
+    parts = [part.strip() for part in given.parts.split(",")]
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    results = Results(given.short)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, _ground(Path(folder)) as ground:
+        for part in parts:
+            print(f"running {part} ...", file=sys.stderr, flush=True)
+            try:
+                run_part(part, ground, SHORT if given.short else FULL, results, given.engine, given.engine_url)
+            except RouterError as error:
+                print(f"{part}: {error}", file=sys.stderr)
+    print(results.tables())
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "results.json").write_bytes(results.to_json())
+    results.plot(given.out / "costs.png")
+    print(f"\nresults.json and costs.png are in {given.out}")
+    return 0
+
+
+class Ground:
+    """Servers that parts share, each started by the first that asks for it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self._stub: StubProcess | None = None
+        self._collector: str | None = None
+        self._redis: str | None = None
+        self._bench: whole.Bench | None = None
+
+    @property
+    def stub(self) -> StubProcess:
+        if self._stub is None:
+            self._stub = self._stack.enter_context(StubProcess(latency_s=0.0))
+        return self._stub
+
+    @property
+    def collector(self) -> str:
+        if self._collector is None:
+            self._collector = self._stack.enter_context(collector())
+        return self._collector
+
+    @property
+    def redis(self) -> str:
+        if self._redis is None:
+            self._redis = self._stack.enter_context(redis_server())
+        return self._redis
+
+    def bench(self, tickets: int) -> whole.Bench:
+        """On Apache Kafka, with so many tickets in its input topic."""
+        if self._bench is None:
+            home = self.folder / "kafka"
+            home.mkdir()
+            kafka = self._stack.enter_context(ApacheKafka(home))
+            broker = apache_broker(kafka.bootstrap_servers)
+            self._bench = whole.Bench(self.folder, broker, self.stub, self.redis, self.collector)
+            broker.fill(pipeline.INPUT, ticket_bytes(tickets))
+        return self._bench
+
+
+@contextmanager
+def _ground(folder: Path) -> Iterator[Ground]:
+    with ExitStack() as stack:
+        yield Ground(folder, stack)
+
+
+def run_part(part: str, on: Ground, size: Size, results: Results, engine_name: str, engine_url: str | None) -> None:
+    """Runs one part and adds what it found."""
+    if part == "pipeline":
+        others = python_of_others(install=True)
+        results.pipeline = pipeline.run(
+            on.folder, on.stub.url, on.collector, size.pipeline_tickets, size.case_s, others
+        )
+    elif part == "whole":
+        bench = on.bench(size.whole_tickets)
+        results.whole = whole.run(bench, size.whole_tickets, size.case_s, size.latencies_s, size.items)
+    elif part == "cache":
+        results.cache = asyncio.run(cache.run(on.redis, size.cache_rounds))
+    elif part == "engine":
+        settings = Settings(engine=engine_name, engine_url=engine_url, engine_threads=1)
+        results.engine_name = engine_url or "the embedded Gemma 3 270M on one thread"
+        results.engine = asyncio.run(engine.run(settings, RULES, size.concurrencies, size.engine_s))
+    elif part == "saturation":
+        results.saturation = saturation.run(on.bench(size.whole_tickets), size.saturation_s)
+    elif part == "memory":
+        results.memory = [
+            memory.run(on.folder, on.stub.url, on.collector, tickets, scored=scored)
+            for tickets, scored in ((size.ruled, False), (size.scored, True))
+            if tickets
+        ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The tickets of the benchmarks: the helpdesk's samples in a payload of about 280 bytes, numbered so that no two are
+alike unless repeats are asked for."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import orjson
+
+CATEGORIES = ("billing", "login", "bug", "shipping", "refund", "account", "hardware", "feedback")
+SAMPLES = Path(__file__).parents[2] / "routing_rules" / "helpdesk" / "samples" / "tickets.csv"
+
+
+@cache
+def _texts() -> tuple[str, ...]:
+    with SAMPLES.open(encoding="utf-8", newline="") as file:
+        return tuple(row["text"] for row in csv.DictReader(file))
+
+
+def ticket_bytes(count: int, *, distinct: int | None = None, first: int = 0) -> Iterator[bytes]:
+    """`distinct`: so many different texts come again and again; each ticket keeps an id of its own."""
+    texts = _texts()
+    for number in range(first, first + count):
+        which = number if distinct is None else number % distinct
+        yield orjson.dumps(
+            {
+                "id": f"T-{number:09d}",
+                "text": f"{texts[which % len(texts)]} Order {which}",
+                "tenant": f"tenant-{which % 20}",
+                "channel": "email",
+                "language": "en",
+                "created_at": "2026-07-28T09:30:00Z",
+                "metadata": {"queue": CATEGORIES[which % len(CATEGORIES)], "priority": which % 4},
+            }
+        )
