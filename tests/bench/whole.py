@@ -1,4 +1,4 @@
-"""Parts (b) and (c): the whole worker on Apache Kafka, exactly once, with a stub engine; and with every ticket cached.
+"""Parts (b) and (c): the whole worker on Apache Kafka, exactly once, with a stub engine; and with all cached."""
 
 from __future__ import annotations
 

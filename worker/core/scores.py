@@ -118,7 +118,7 @@ class LabelScores:
     def mass_at_most(self) -> float:
         """The label mass if every unknown label had all that its bound allows; without unknown labels, `mass`."""
         if not self.unknown:
-            return self.mass
+            return min(1.0, self.mass)
         return min(1.0, self.mass + math.fsum(math.exp(self.logprobs[place]) for place in self.unknown))
 
     @property
