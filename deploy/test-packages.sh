@@ -19,7 +19,7 @@ if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
   if [ -n "$prometheus" ]; then
     download=$(mktemp -d)
     trap 'rm -rf "$download"' EXIT
-    (cd "$download" && apt-get download -qq prometheus 2>/dev/null) && dpkg -x "$download"/prometheus_*.deb "$prometheus"
+    (cd "$download" && apt-get download -qq prometheus 2>/dev/null) && mkdir -p "$prometheus" && dpkg -x "$download"/prometheus_*.deb "$prometheus"
   fi
   [ ${#missing[@]} -eq 0 ] || apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 else
