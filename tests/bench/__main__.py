@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -63,11 +64,12 @@ def main() -> int:
     results = Results(given.short)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, _ground(Path(folder)) as ground:
         for part in parts:
-            print(f"running {part} ...", file=sys.stderr, flush=True)
+            began = time.monotonic()
             try:
                 run_part(part, ground, SHORT if given.short else FULL, results, given.engine, given.engine_url)
             except RouterError as error:
                 print(f"{part}: {error}", file=sys.stderr)
+            print(f"{part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(results.tables())
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.json").write_bytes(results.to_json())
