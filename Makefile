@@ -7,7 +7,7 @@ RULES  ?= routing_rules/helpdesk
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format run check lock system chaos test-sglang test-vllm clean
+.PHONY: help demo test bench lint format run check lock system chaos test-sglang test-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ test-sglang: $(READY) ## install (once, about 6 GB) and start a real SGLang on t
 
 test-vllm: $(READY) ## install (once, about 6 GB) and start a real vLLM on the CPU, run the engine's tests against it
 	tests/servers/vllm/with_server.sh $(BIN)/python -m pytest -m vllm tests/contracts $(ARGS)
+
+bench: $(READY) system ## measure speed beside a plain loop and two frameworks (15 minutes; SHORT=1: 3); docs/performance.md
+	$(BIN)/python -m tests.bench $(if $(SHORT),--short) $(ARGS)
 
 format: $(READY) ## rewrite the code in the project's style
 	$(BIN)/ruff format .

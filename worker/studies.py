@@ -46,7 +46,13 @@ from worker.offline.attack_trial import AttackTable, draw_attacks, try_attacks
 from worker.offline.backtest import Backtest, backtest
 from worker.offline.backtest_report import backtest_report, limits
 from worker.offline.benchmark import CertifyingTime, GuaranteesTable, benchmark_calibration, benchmark_guarantees
-from worker.offline.calibration_run import CalibrateOptions, CalibrationRun, Scorer, run_calibration
+from worker.offline.calibration_run import (
+    CalibrateOptions,
+    CalibrationRun,
+    Scorer,
+    require_labels_of_each,
+    run_calibration,
+)
 from worker.offline.choices import ChoiceEvaluation, evaluate_choices, put_choices
 from worker.offline.demo import DeskResult, Progress, in_calibration_part, run_desk, summarise
 from worker.offline.demo_summary import DemoSummary
@@ -121,6 +127,8 @@ async def calibrate_command(
     """Score the tickets (or read them from the journal), fit and certify. Raises ConfigError, EngineError."""
     desk = Desk.load(folder)
     tickets = _labelled(desk, labelled, part, question_id)
+    if question_id is not None:
+        require_labels_of_each(tickets, [option.id for option in desk.question(question_id).options])
     traffic = load_unlabelled(unlabelled) if unlabelled else ()
     async with _scorer(settings, desk.rule_set, journal, start, question_id) as scorer:
         return await run_calibration(scorer, tickets, traffic, options, seed=SEED, created_at=_now())

@@ -144,3 +144,24 @@ def test_a_rule_set_takes_the_template_that_lies_beside_it(tmp_path: Path) -> No
         encoding="utf-8",
     )
     assert load_rule_set(tmp_path).categories.prompt.chat_turns == found(SIMPLE)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "nothing between"),
+        ("{% for m in messages %}{{ raise_exception }}<{{ m.role }}>{{ m.content }}{% endfor %}<a>", "Python object"),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '\\ud800' }}{% endfor %}<a>", "no text"),
+        ("{{ raise_exception('\x1b[2J') }}", "cannot be rendered . .2J"),
+    ],
+)
+def test_what_cannot_be_five_texts_is_refused_in_plain_words(template: str, said: str) -> None:
+    with pytest.raises(PromptError, match=said) as refused:
+        found(template)
+    assert str(refused.value).isprintable()
+
+
+def test_a_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_bytes(b"\xff\xfe{{ messages }}")
+    with pytest.raises(PromptError, match="not UTF-8"):
+        load_turns(tmp_path / "t.jinja")

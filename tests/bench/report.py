@@ -186,7 +186,8 @@ def _saturation(found: Saturation | None) -> list[str]:
         return []
     return [
         f"possible {found.possible:.0f} tickets/s, bare load generator {found.generator:.0f}, "
-        f"worker {found.worker:.0f}: {found.share:.1%} of the generator's"
+        f"worker {found.worker:.0f}: {found.share:.1%} of the generator's",
+        f"engine busy {found.generator_busy:.1%} of the time by the generator, {found.worker_busy:.1%} by the worker",
     ]
 
 

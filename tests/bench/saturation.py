@@ -29,6 +29,10 @@ class Saturation:
     possible: float
     generator: float
     worker: float
+    generator_busy: float
+    worker_busy: float
+    """Share of the time in which the engine had as many requests as it can work on, or more: unlike the rates, it does
+    not depend on how much of the machine's CPU the engine got meanwhile."""
 
     @property
     def share(self) -> float:
@@ -43,23 +47,25 @@ def run(bench: Bench, seconds: float) -> Saturation:
             while not worker.settled():
                 time.sleep(0.1)
             time.sleep(WARM_S)
-            found = _answered_per_second(bench.stub, seconds)
+            worker_rate, worker_busy = _watched(bench.stub, seconds)
             primitive = worker.folder.question.primitive
         texts = [str(orjson.loads(value)["text"]) for value in ticket_bytes(ITEMS)]
         body = wire.score_body([primitive.request(canonical(text)) for text in texts])
-        generator = asyncio.run(_generate(bench.stub, body, seconds))
+        rate, busy = asyncio.run(_generate(bench.stub, body, seconds))
     finally:
         bench.stub.tell(latency_s=0.0, slots=None)
-    return Saturation(SLOTS * ITEMS / LATENCY_S, generator, found)
+    return Saturation(SLOTS * ITEMS / LATENCY_S, rate, worker_rate, busy, worker_busy)
 
 
-def _answered_per_second(stub: StubProcess, seconds: float) -> float:
-    before, began = stub.tell()["counters"]["items"], time.monotonic()
+def _watched(stub: StubProcess, seconds: float) -> tuple[float, float]:
+    """Items a second that were asked for, and the share of the time in which the engine was busy."""
+    before, began = stub.tell()["counters"], time.monotonic()
     time.sleep(seconds)
-    return float((stub.tell()["counters"]["items"] - before) / (time.monotonic() - began))
+    after, passed = stub.tell()["counters"], time.monotonic() - began
+    return (after["items"] - before["items"]) / passed, 1 - (after["starved_s"] - before["starved_s"]) / passed
 
 
-async def _generate(stub: StubProcess, body: bytes, seconds: float) -> float:
+async def _generate(stub: StubProcess, body: bytes, seconds: float) -> tuple[float, float]:
     """The worker's own request, again and again."""
     until = time.monotonic() + seconds + WARM_S
 
@@ -72,6 +78,6 @@ async def _generate(stub: StubProcess, body: bytes, seconds: float) -> float:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONCURRENCY)) as session:
         asking = [asyncio.create_task(ask(session)) for _ in range(CONCURRENCY)]
         await asyncio.sleep(min(WARM_S, 1.0))
-        found = await asyncio.to_thread(_answered_per_second, stub, seconds)
+        found = await asyncio.to_thread(_watched, stub, seconds)
         await asyncio.gather(*asking)
         return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
-LOOK_S = 0.1
+LOOK_S = 0.05
 WARM_UP = 0.1
 """Share of the work that is not counted: imports, the first connections, caches that fill."""
 STANDSTILL_S = 90.0
@@ -64,7 +64,7 @@ def watch(
 ) -> list[Sight]:
     """Looks until `total` units are done or `at_most_s` have passed since the first was. Raises StoodStill.
 
-    `settle_s` passes after the first unit before anything counts.
+    What was seen within `settle_s` of the first unit is left out, if there is anything else.
     """
     sights: list[Sight] = []
     began: float | None = None
@@ -79,10 +79,10 @@ def watch(
             before, moved_at = sight.done, now
         if began is None and sight.done > 0:
             began = now
-        if began is not None and now - began >= settle_s:
-            sights.append(sight)
+        sights.append(sight)
         if sight.done >= total or (began is not None and now - began >= at_most_s + settle_s):
-            return sights
+            steady = [each for each in sights if began is not None and each.at_s - began >= settle_s]
+            return steady if steady and steady[-1].done > steady[0].done else sights
         if now - moved_at > STANDSTILL_S:
             raise StoodStill(f"nothing moved for {STANDSTILL_S:g} s, after {sight.done} of {total}")
         time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""Parts (b) and (c): the whole worker on Apache Kafka, exactly once, with a stub engine; then with known tickets only."""
+"""Parts (b) and (c): the whole worker on Apache Kafka, exactly once, with a stub engine; then all from the cache."""
 
 from __future__ import annotations
 

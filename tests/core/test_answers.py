@@ -192,3 +192,20 @@ def test_a_rules_own_test_states_answers_and_topic() -> None:
         rule_test(RULES, {"emergency": "no", "urgency": "1"}, action="escalate")
         == "test 'n': expected escalate, got score"
     )
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"emergency": "maybe"}, "'maybe' is no answer to 'emergency' .yes, no."),
+        ({"nope": "yes"}, "no question 'nope'"),
+        ({"emergency": {"yes": 0.9, "no": 0.9}}, "1.8 together"),
+        ({"emergency": {"yes": 0.5, "no": 0.2}}, "0.7 together"),
+        ({"urgency": {"9": 0.5}}, "'9' is no answer"),
+    ],
+)
+def test_a_test_cannot_state_an_answer_that_nobody_can_give(answers: dict[str, object], said: str) -> None:
+    test = {"name": "n", "text": "t", "answers": answers, "expect": {"action": "score"}}
+    for where in ({"tests": [test]}, {"answers": [{**DUTY, "tests": [test]}]}):
+        with pytest.raises(ValueError, match=f"test 'n': .*{said}"):
+            with_questions(EMERGENCY, URGENCY, **{"answers": [DUTY], **where})

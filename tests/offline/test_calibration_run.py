@@ -13,7 +13,14 @@ from tests.offline.populations import name_of
 from tests.servers.stub_engine import StubEngine
 from worker.adapters.files import Labelled
 from worker.adapters.sglang import SGLangEngine
-from worker.offline.calibration_run import CalibrateOptions, CalibrationRun, Scorer, run_calibration
+from worker.errors import ConfigError
+from worker.offline.calibration_run import (
+    CalibrateOptions,
+    CalibrationRun,
+    Scorer,
+    require_labels_of_each,
+    run_calibration,
+)
 from worker.offline.scoring import Progress
 from worker.runtime.question import prepare_question
 
@@ -102,3 +109,22 @@ def test_whatever_departs_from_the_rules_is_a_what_if() -> None:
         CalibrateOptions(target="error_among_routed"),
     ):
         assert options.what_if
+
+
+class TestLabelsOfEachAnswer:
+    def labelled(self, **counts: int) -> list[Labelled]:
+        return [Labelled(f"{a}{n}", f"text {a} {n}", a) for a, count in counts.items() for n in range(count)]
+
+    def test_ten_different_texts_of_each_are_enough(self) -> None:
+        require_labels_of_each(self.labelled(yes=10, no=10), ["yes", "no"])
+
+    def test_too_few_are_refused_with_their_counts(self) -> None:
+        with pytest.raises(ConfigError, match="no 9"):
+            require_labels_of_each(self.labelled(yes=30, no=9), ["yes", "no"])
+
+    def test_copies_and_contradictions_do_not_count(self) -> None:
+        copies = [Labelled(str(n), "the same", "no") for n in range(30)]
+        contradicted = [Labelled(f"c{n}", f"text yes {n}", "no") for n in range(30)]
+        for extra in (copies, contradicted):
+            with pytest.raises(ConfigError, match="too few"):
+                require_labels_of_each([*self.labelled(yes=20), *extra], ["yes", "no"])

@@ -113,6 +113,8 @@ class Counters:
     faults: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
+    starved_s: float = 0.0
+    """So long there were fewer scoring requests than `slots`."""
     paths: Counter[str] = field(default_factory=Counter)
     items_per_request: list[int] = field(default_factory=list)
 
@@ -191,6 +193,7 @@ class StubEngine:
         self._stopping = asyncio.Event()
         self._arrived = 0.0
         self._slots: tuple[int, asyncio.Semaphore] | None = None
+        self._noted_at = 0.0
 
     @property
     def url(self) -> str:
@@ -317,7 +320,7 @@ class StubEngine:
             extra = () if behaviour.retry_after is None else (("Retry-After", behaviour.retry_after),)
             await respond(writer, 503, json.dumps(error("The request queue is full.", 503)).encode(), extra)
             return True
-        counters.in_flight += 1
+        self._note(1)
         counters.most_in_flight = max(counters.most_in_flight, counters.in_flight)
         try:
             async with self._turn():
@@ -333,7 +336,15 @@ class StubEngine:
             counters.answered += status == 200
             return True
         finally:
-            counters.in_flight -= 1
+            self._note(-1)
+
+    def _note(self, change: int) -> None:
+        """A scoring request came or went."""
+        now = asyncio.get_running_loop().time()
+        if self.counters.in_flight < (self.behaviour.slots or 0):
+            self.counters.starved_s += now - self._noted_at
+        self._noted_at = now
+        self.counters.in_flight += change
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[None]:
         slots = self.behaviour.slots

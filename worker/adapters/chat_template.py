@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 from worker.core.turns import Turns
 from worker.errors import ConfigError, PromptError
@@ -37,7 +38,10 @@ def load_turns(path: Path) -> Turns:
     if source is None:
         if not jinja_path.is_file() and not is_jinja:
             raise PromptError(f"{path}: holds no chat template, and no {JINJA_FILE} lies beside it: a base model's?")
-        source = _read(jinja_path).decode("utf-8", errors="strict")
+        try:
+            source = _read(jinja_path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise PromptError(f"{jinja_path}: not UTF-8; a Jinja template is expected") from error
     special = {name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return find_turns(source, special, _control_tokens(config, path.with_name(TOKENIZER_FILE)), str(path))
 
@@ -63,15 +67,25 @@ def find_turns(source: str, special: Mapping[str, str], known: Sequence[str], wh
         if render(system, *rest) != expected + answer:
             raise PromptError(f"{where}: the template depends on the number of turns; {_BY_HAND}")
     texts = (start, system_user, ask, close, answer)
-    return Turns(
-        bos=special["bos_token"] if begun else "",
-        start=start,
-        system_user=system_user,
-        user_assistant=ask,
-        assistant_user=close,
-        answer=_think_closed(answer),
-        control=tuple(dict.fromkeys(t for t in known if t.strip() and any(t in text for text in texts)))[:64],
-    )
+    if not (system_user and ask and close and answer):
+        raise PromptError(f"{where}: the template writes nothing between two messages; {_BY_HAND}")
+    if any(" at 0x" in text for text in texts):
+        raise PromptError(
+            f"{where}: the template writes a Python object out, which reads otherwise each time the worker starts"
+        )
+    try:
+        return Turns(
+            bos=special["bos_token"] if begun else "",
+            start=start,
+            system_user=system_user,
+            user_assistant=ask,
+            assistant_user=close,
+            answer=_think_closed(answer),
+            control=tuple(dict.fromkeys(t for t in known if t.strip() and any(t in text for text in texts)))[:64],
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise PromptError(f"{where}: what the template writes is no text: {first['msg']}; {_BY_HAND}") from error
 
 
 _BY_HAND = "write `turns` into categories.yaml by hand (docs/rule-sets.md)"
@@ -143,7 +157,7 @@ class _Renderer:
         try:
             self._template = environment.from_string(source)
         except self._errors as error:
-            raise PromptError(f"{where}: the chat template cannot be read: {error}") from error
+            raise PromptError(f"{where}: the chat template cannot be read: {_printable(error)}") from error
 
     def __call__(self, system: str, *turns: str) -> str:
         """Without BOS. A template that takes no system message gets it before the first user message."""
@@ -162,7 +176,9 @@ class _Renderer:
         try:
             return self._render(bos, _messages((f"{system}\n\n{turns[0]}", *turns[1:])))
         except self._errors as error:
-            raise PromptError(f"{self._where}: the chat template cannot be rendered ({error}); {_BY_HAND}") from error
+            raise PromptError(
+                f"{self._where}: the chat template cannot be rendered ({_printable(error)}); {_BY_HAND}"
+            ) from error
 
     def _render(self, bos: str, messages: list[dict[str, str]]) -> str:
         return str(
@@ -176,6 +192,11 @@ class _Renderer:
                 thinking=False,  # DeepSeek V3.1, Granite 3
             )
         )
+
+
+def _printable(error: Exception) -> str:
+    """A template may raise what it likes, and terminals obey some of it."""
+    return "".join(character if character.isprintable() else " " for character in str(error)[:300])
 
 
 def _messages(turns: Sequence[str]) -> list[dict[str, str]]:

@@ -108,6 +108,8 @@ class Expectation(Strict):
 
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+ROUNDING = 1e-6
+"""By so much probabilities that people write may miss 1."""
 Given = AnswerId | dict[AnswerId, Share] | None
 """An answer of a test: a sure one, calibrated probabilities of some, or none (`null`): unknown."""
 
@@ -320,6 +322,27 @@ class RuleSet(Strict):
                 raise ValueError(
                     f"{where}: topic '{rule.topic}' is not one of people's: a ticket's text must not open a queue"
                 )
+        for each in (*self.rules.tests, *(test for rule in self._rules_with_tests() for test in rule.tests)):
+            for question_id, given in (each.answers or {}).items():
+                self._check_given(f"test '{each.name}'", question_id, given)
+
+    def _rules_with_tests(self) -> tuple[Override | AnswerRule, ...]:
+        return (*self.rules.overrides, *self.rules.answers)
+
+    def _check_given(self, where: str, question_id: str, given: Given) -> None:
+        """A test with an answer that cannot be given would hold, or fail, for another reason than it says."""
+        question = self.questions.by_id(question_id)
+        if question is None:
+            known = ", ".join(q.id for q in self.questions.questions) or "there are none"
+            raise ValueError(f"{where}: no question '{question_id}' in questions.yaml ({known})")
+        ids = [option.id for option in question.options]
+        shares = given if isinstance(given, dict) else {} if given is None else {given: 1.0}
+        for answer in shares:
+            if answer not in ids:
+                raise ValueError(f"{where}: '{answer}' is no answer to '{question_id}' ({', '.join(ids)})")
+        total = sum(shares.values())
+        if total > 1 + ROUNDING or (set(shares) == set(ids) and total < 1 - ROUNDING):
+            raise ValueError(f"{where}: the answers to '{question_id}' have probability {total:g} together, and not 1")
 
     @property
     def id(self) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker.adapters.files import Labelled
 from worker.core.certificates import ScoreForm
+from worker.core.normalise import canonical
+from worker.errors import ConfigError
 from worker.offline.calibrate import CalibrationResult, calibrate
 from worker.offline.certification import Target
 from worker.offline.scoring import Progress, ScoredTicket, Sleep, score_labelled
@@ -18,6 +21,28 @@ from worker.runtime.question import Question
 
 SELFTEST_TICKETS = 300
 """As many, drawn at random, show flips well enough for a panel: 1 % of them has a 95 % interval of .2 to 2.9 %."""
+
+
+LEAST_OF_EACH = 10
+"""Different texts for each answer to a further question: with fewer its probability is a guess, which rules believe."""
+
+
+def require_labels_of_each(tickets: Sequence[Labelled], answers: Sequence[str]) -> None:
+    """Raises ConfigError unless every answer to a further question stands at enough texts, each with one answer only.
+
+    The rule set's own question needs no such thing: its certificates count what was wrong.
+    """
+    given: dict[str, set[str]] = {}
+    for ticket in tickets:
+        given.setdefault(canonical(ticket.text), set()).add(ticket.label)
+    counts = Counter(next(iter(labels)) for labels in given.values() if len(labels) == 1)
+    short = [f"{answer} {counts[answer]}" for answer in answers if counts[answer] < LEAST_OF_EACH]
+    if short:
+        raise ConfigError(
+            f"too few labelled tickets: each answer needs {LEAST_OF_EACH} different texts that no other answer has, "
+            f"and there are: {', '.join(short)}; label more. Without a calibration the answers are recorded and not "
+            "believed"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,6 @@ def python_of_others(*, install: bool = False) -> Path | None:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         # --no-deps: the list is complete, and has our confluent-kafka where Quix Streams asks for an older one.
-        subprocess.run([*command, "--no-deps", "-r", str(PINNED)], check=True)
+        subprocess.run([*command, "--no-deps", "--require-hashes", "-r", str(PINNED)], check=True)
         done.touch()
     return python

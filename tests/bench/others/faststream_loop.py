@@ -32,7 +32,13 @@ def main() -> None:
     parser.add_argument("--batch", action="store_true")
     given = parser.parse_args()
     broker = KafkaBroker(
-        given.bootstrap, logger=None, acks="all", enable_idempotence=True, linger_ms=5, compression_type="lz4"
+        given.bootstrap,
+        logger=None,
+        acks="all",
+        enable_idempotence=True,
+        linger_ms=5,
+        compression_type="lz4",
+        allow_auto_create_topics=False,  # the mock broker would keep it waiting for a minute
     )
     options = {
         "group_id": given.group,
