@@ -23,10 +23,11 @@ from worker.core.envelope import (
 )
 from worker.core.scores import ScoreRequest
 from worker.errors import ConfigError, EngineUnavailable, StreamFatal
-from worker.ports import Partition
-from worker.runtime.loop import Limits, Worker
+from worker.ports import Delivery, Partition, Paused
+from worker.runtime.loop import BRIEFLY_S, SLOWLY, Limits, Worker
 from worker.runtime.router import Patience
 from worker.runtime.service import running
+from worker.runtime.stream_thread import Demand
 
 
 async def test_tickets_end_in_their_topic_with_the_decision_in_a_header_and_on_its_own_topic() -> None:
@@ -312,3 +313,69 @@ def _assert_order(records: Sequence[object]) -> None:
         if number not in line:
             line.append(number)
     assert all(line == sorted(line) for line in seen.values())
+
+
+def _admitted(worker: Worker, count: int, *, first: int = 0) -> list[Delivery]:
+    partition = Partition(RULES.input_topic, 0)
+    if not worker.status().assigned:
+        worker.assigned({partition: 1})
+    body = b'{"text": "label 1"}'
+    deliveries = [Delivery(partition, first + n, 1, None, body, (), -1) for n in range(count)]
+    worker.admit(deliveries)
+    return deliveries
+
+
+async def test_a_full_worker_takes_nothing_at_first_and_pauses_only_where_it_stays_full() -> None:
+    now = 100.0
+    worker = make_worker(broker(1), ScriptedEngine(delay_s=60), limits=Limits(max_in_flight=4))
+    worker._clock = lambda: now
+    _admitted(worker, 4)
+    asked = worker.demand()
+    assert (asked.max_records, asked.paused.everything) == (0, False)
+    now += BRIEFLY_S
+    asked = worker.demand()
+    assert asked.max_records > 0, "a paused stream is polled, since it must serve the group"
+    assert asked.paused.everything
+    worker.forget([Partition(RULES.input_topic, 0)])
+    assert worker.demand() == Demand(4, Paused())
+
+
+async def test_what_is_finished_is_settled_early_where_it_takes_up_half_of_the_room() -> None:
+    worker = make_worker(broker(1), ScriptedEngine(), limits=Limits(max_in_flight=4))
+    first, second = _admitted(worker, 2)
+    assert not worker.demand().settle
+    worker._tracker.complete(first, ())
+    assert not worker.demand().settle
+    worker._tracker.complete(second, ())
+    assert worker.demand().settle
+    worker.forget([Partition(RULES.input_topic, 0)])
+
+
+async def test_a_slow_engine_is_given_no_more_than_it_gets_through_in_time() -> None:
+    limits = Limits(max_in_flight=1_000, max_in_flight_bytes=2**40, ticket_deadline_s=60.0)
+    worker = make_worker(broker(1), ScriptedEngine(delay_s=60), limits=limits)
+    _admitted(worker, SLOWLY)
+    assert worker.demand().max_records == 0, "nothing is known of the engine yet"
+    worker._per_second = 10.0
+    assert worker.demand().max_records == 0
+    worker._per_second = 30.0  # 450 in a quarter of the deadline
+    worker.forget([Partition(RULES.input_topic, 0)])
+    worker.demand()
+    _admitted(worker, SLOWLY)
+    assert worker.demand().max_records == 450 - SLOWLY
+    worker.forget([Partition(RULES.input_topic, 0)])
+
+
+async def test_a_ticket_that_a_rule_decides_needs_no_task() -> None:
+    rules = rule_set(
+        overrides=[{"kind": "field", "name": "vip", "pointer": "/tenant", "equals": "a", "then": "escalate"}]
+    )
+    worker = make_worker(broker(1, rules=rules), ScriptedEngine(), rules=rules)
+    partition = Partition(rules.input_topic, 0)
+    worker.assigned({partition: 1})
+    bodies = [b'{"text": "label 1", "tenant": "a"}', b"no ticket", b'{"text": "label 1"}']
+    worker.admit([Delivery(partition, n, 1, None, body, (), -1) for n, body in enumerate(bodies)])
+    ended = worker.ready().partitions[0].finished
+    assert [item.outputs[0].topic for item in ended] == [rules.human_topic, rules.dead_letter_topic]
+    await until(lambda: worker._tracker.open_deliveries() == 0)
+    worker.forget([partition])

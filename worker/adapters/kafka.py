@@ -308,6 +308,8 @@ class KafkaStream:
             self._apply_pauses()
             if epochs:
                 self._trouble.working()
+                # What an old epoch could not settle is offered no more; what still can be is tried again soon.
+                self._settling_problem = None
                 if self._listener is not None:
                     self._listener.assigned(epochs)
         except BaseException as problem:  # noqa: BLE001  # raised by poll: inside librdkafka it would drop messages
