@@ -66,8 +66,8 @@ from worker.offline.splits import SplitRow, repeat_splits
 from worker.offline.traffic import load_shares, load_unlabelled
 from worker.offline.trial import MAX_ROWS, Trial, labelled_csv, load_spec, prepare
 from worker.offline.writing import WrittenAnswers, compare_writing
+from worker.runtime.asking import Patience
 from worker.runtime.loop import Worker
-from worker.runtime.router import Patience
 from worker.settings import Settings
 from worker.telemetry import Metrics, NoTracing
 from worker.wiring import Assembly, Desk

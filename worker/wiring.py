@@ -36,6 +36,7 @@ from worker.core.steering import flagger_for
 from worker.core.turns import Tokenize, Turns
 from worker.errors import ConfigError, EngineError, EngineUnavailable
 from worker.ports import ScoreCache, ScoringEngine, TicketStream
+from worker.runtime.asking import Asker, Patience
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.canary import Canaries, Canary, find_canaries
@@ -48,7 +49,7 @@ from worker.runtime.loop import Limits, Worker
 from worker.runtime.outputs import Outputs, Provenance
 from worker.runtime.question import Question, check_easy_tickets, easy_tickets, prepare_further, prepare_question
 from worker.runtime.quota import TenantQuota
-from worker.runtime.router import Asked, Patience, Router, Safeguards
+from worker.runtime.router import Asked, Router, Safeguards
 from worker.runtime.sent import Sent
 from worker.runtime.typed_questions import TypedQuestions
 from worker.settings import Settings
@@ -468,15 +469,18 @@ class Routing:
             rule_set=question.rule_set,
             primitive=question.primitive,
             calibration=calibration,
-            cache=self._cache,
-            cache_key=self._cache_key(question),
-            batcher=self._batcher,
-            pool=self.pool,
-            budget=self._budget,
-            patience=self._patience,
+            asker=Asker(
+                cache=self._cache,
+                batcher=self._batcher,
+                pool=self.pool,
+                budget=self._budget,
+                patience=self._patience,
+                clock=time.monotonic,
+                sleep=self._sleep,
+                jitter=random.random,
+            ),
             clock=time.monotonic,
-            sleep=self._sleep,
-            jitter=random.random,
+            cache_key=self._cache_key(question),
             further=[
                 Asked(asked.behind.question, asked.primitive, own, self._cache_key(asked))
                 for asked, own in further

@@ -19,13 +19,14 @@ from worker.adapters.sglang import SGLangEngine
 from worker.core.policy import Calibration
 from worker.core.ticket import Ticket
 from worker.errors import EngineUnavailable
+from worker.runtime.asking import Asker, Patience
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.canary import Canaries, find_canaries
 from worker.runtime.endpoints import EnginePool, Health
 from worker.runtime.limiter import RetryBudget
 from worker.runtime.question import easy_tickets, prepare_question
-from worker.runtime.router import Patience, Routed, Router
+from worker.runtime.router import Routed, Router
 
 RULES = rule_set()
 LABELS = ("billing", "login", "bug")
@@ -77,15 +78,18 @@ class Deployment:
             rule_set=RULES,
             primitive=question.primitive,
             calibration=Calibration(artefact(RULES, fingerprints=question.fingerprints)),
-            cache=CacheBatch(MemoryCache()),
-            cache_key=lambda tenant, text: text,
-            batcher=batcher,
-            pool=self.pool,
-            budget=RetryBudget(time.monotonic),
-            patience=patience or Patience(first_backoff_s=0.02),
+            asker=Asker(
+                cache=CacheBatch(MemoryCache()),
+                batcher=batcher,
+                pool=self.pool,
+                budget=RetryBudget(time.monotonic),
+                patience=patience or Patience(first_backoff_s=0.02),
+                clock=time.monotonic,
+                sleep=asyncio.sleep,
+                jitter=random.random,
+            ),
             clock=time.monotonic,
-            sleep=asyncio.sleep,
-            jitter=random.random,
+            cache_key=lambda tenant, text: text,
         )
         self.pool.start()
         stack.push_async_callback(self.pool.aclose)

@@ -20,6 +20,7 @@ from worker.core.primitives import ChooseOne
 from worker.core.prompt import Prompt
 from worker.core.rules import RuleSet
 from worker.ports import ScoreCache
+from worker.runtime.asking import Asker, Patience
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.endpoints import EnginePool, Health
@@ -27,7 +28,7 @@ from worker.runtime.journal import Journal
 from worker.runtime.limiter import RetryBudget
 from worker.runtime.loop import Limits, Worker
 from worker.runtime.outputs import Outputs, Provenance
-from worker.runtime.router import Patience, Router
+from worker.runtime.router import Router
 from worker.telemetry import Metrics, NoTracing
 
 RULES = rule_set()
@@ -70,15 +71,18 @@ def make_worker(
         rule_set=rules,
         primitive=primitive,
         calibration=Calibration(made),
-        cache=CacheBatch(cache or MemoryCache()),
-        cache_key=lambda tenant, text: f"{tenant}/{text}",
-        batcher=Batcher(pool.score, max_items=8, max_wait_s=0.001, concurrency=4),
-        pool=pool,
-        budget=RetryBudget(time.monotonic, share=1.0),
-        patience=patience or Patience(first_backoff_s=0.01),
+        asker=Asker(
+            cache=CacheBatch(cache or MemoryCache()),
+            batcher=Batcher(pool.score, max_items=8, max_wait_s=0.001, concurrency=4),
+            pool=pool,
+            budget=RetryBudget(time.monotonic, share=1.0),
+            patience=patience or Patience(first_backoff_s=0.01),
+            clock=time.monotonic,
+            sleep=sleep,
+            jitter=random.random,
+        ),
         clock=time.monotonic,
-        sleep=sleep,
-        jitter=random.random,
+        cache_key=lambda tenant, text: f"{tenant}/{text}",
     )
     return Worker(
         stream=stream or MemoryStream(on, rules.input_topic),

@@ -21,12 +21,13 @@ from worker.core.prompt import Prompt
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.core.ticket import Ticket
 from worker.errors import EngineUnavailable
+from worker.runtime.asking import Asker, Patience
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.canary import Canaries, Canary, find_canaries
 from worker.runtime.endpoints import EnginePool, Health
 from worker.runtime.limiter import RetryBudget
-from worker.runtime.router import Patience, Routed, Router
+from worker.runtime.router import Routed, Router
 
 RULES = rule_set()
 PRIMITIVE = ChooseOne(Prompt("p", "\n:"), Labels(("a", "b", "c"), (1, 2, 3)))
@@ -122,15 +123,18 @@ class Simulated:
             rule_set=RULES,
             primitive=PRIMITIVE,
             calibration=Calibration(artefact(RULES)),
-            cache=CacheBatch(MemoryCache()),
-            cache_key=lambda tenant, text: text,
-            batcher=self.batcher,
-            pool=self.pool,
-            budget=RetryBudget(now),
-            patience=patience or Patience(),
+            asker=Asker(
+                cache=CacheBatch(MemoryCache()),
+                batcher=self.batcher,
+                pool=self.pool,
+                budget=RetryBudget(now),
+                patience=patience or Patience(),
+                clock=now,
+                sleep=asyncio.sleep,
+                jitter=self.chance.random,
+            ),
             clock=now,
-            sleep=asyncio.sleep,
-            jitter=self.chance.random,
+            cache_key=lambda tenant, text: text,
         )
 
     @asynccontextmanager

@@ -14,8 +14,8 @@ from worker.core.envelope import DECISION_HEADER
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineUnavailable
 from worker.ports import Partition
+from worker.runtime.asking import Patience
 from worker.runtime.loop import Limits
-from worker.runtime.router import Patience
 from worker.runtime.service import running
 
 

@@ -24,8 +24,8 @@ from worker.core.envelope import (
 from worker.core.scores import ScoreRequest
 from worker.errors import ConfigError, EngineUnavailable, StreamFatal
 from worker.ports import Delivery, Partition, Paused
+from worker.runtime.asking import Patience
 from worker.runtime.loop import BRIEFLY_S, SLOWLY, Limits, Worker
-from worker.runtime.router import Patience
 from worker.runtime.service import running
 from worker.runtime.stream_thread import Demand
 

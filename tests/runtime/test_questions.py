@@ -21,12 +21,13 @@ from worker.core.rules import RuleSet
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.core.ticket import Ticket
 from worker.errors import EngineUnavailable, RequestRefused
+from worker.runtime.asking import Asker, Patience
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.endpoints import EnginePool, Health
 from worker.runtime.limiter import RetryBudget
 from worker.runtime.question import score_texts
-from worker.runtime.router import Asked, Patience, Routed, Router
+from worker.runtime.router import Asked, Routed, Router
 
 INSULT = {**EMERGENCY, "id": "insult", "cue": "Insult:"}
 DUTY = {
@@ -94,15 +95,18 @@ class Bench:
             rule_set=rules,
             primitive=main,
             calibration=Calibration(artefact(rules)) if main is MAIN else none,
-            cache=CacheBatch(self.cache),
-            cache_key=lambda tenant, text: f"own/{text}",
-            batcher=self.batcher,
-            pool=pool,
-            budget=RetryBudget(clock, share=1.0),
-            patience=Patience(**patience),  # type: ignore[arg-type]
+            asker=Asker(
+                cache=CacheBatch(self.cache),
+                batcher=self.batcher,
+                pool=pool,
+                budget=RetryBudget(clock, share=1.0),
+                patience=Patience(**patience),  # type: ignore[arg-type]
+                clock=clock,
+                sleep=self.sleep,
+                jitter=lambda: 1.0,
+            ),
             clock=clock,
-            sleep=self.sleep,
-            jitter=lambda: 1.0,
+            cache_key=lambda tenant, text: f"own/{text}",
             further=[
                 Asked(
                     question,

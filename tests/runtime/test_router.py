@@ -17,11 +17,12 @@ from worker.core.prompt import Prompt
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.core.ticket import Ticket
 from worker.errors import EngineDropped, EngineUnavailable, InvalidAnswer, RequestRefused, TooLong
+from worker.runtime.asking import Asker, Patience
 from worker.runtime.batcher import Batcher
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.endpoints import EnginePool, Health
 from worker.runtime.limiter import RetryBudget
-from worker.runtime.router import Patience, Routed, Router
+from worker.runtime.router import Routed, Router
 
 RULES = rule_set()
 
@@ -71,15 +72,18 @@ class Bench:
             rule_set=RULES,
             primitive=primitive,
             calibration=Calibration(artefact(RULES)),
-            cache=CacheBatch(self.cache),
-            cache_key=lambda tenant, text: f"{tenant}/{text}",
-            batcher=self.batcher,
-            pool=self.pool,
-            budget=RetryBudget(clock, share=1.0),
-            patience=Patience(**patience),  # type: ignore[arg-type]
+            asker=Asker(
+                cache=CacheBatch(self.cache),
+                batcher=self.batcher,
+                pool=self.pool,
+                budget=RetryBudget(clock, share=1.0),
+                patience=Patience(**patience),  # type: ignore[arg-type]
+                clock=clock,
+                sleep=self.sleep,
+                jitter=lambda: 1.0,
+            ),
             clock=clock,
-            sleep=self.sleep,
-            jitter=lambda: 1.0,
+            cache_key=lambda tenant, text: f"{tenant}/{text}",
         )
 
     async def sleep(self, seconds: float) -> None:

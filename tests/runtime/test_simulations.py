@@ -14,10 +14,10 @@ from tests.runtime.simulation import PRIMITIVE, PlannedEngine, Simulated, now
 from tests.runtime.virtual_time import run
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineUnavailable, InvalidAnswer, RequestRefused
+from worker.runtime.asking import Patience
 from worker.runtime.batcher import GRACE_S, Batcher
 from worker.runtime.endpoints import Health
 from worker.runtime.limiter import ConcurrencyLimit, RetryBudget
-from worker.runtime.router import Patience
 
 LATENCY_TARGET_S = Health().latency_target_s
 
