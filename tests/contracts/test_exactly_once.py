@@ -116,6 +116,27 @@ class TestCrashes:
         assert desk.outputs() == numbered(20)
         assert desk.committed() == {0: 20}
 
+    def test_what_an_open_transaction_holds_back_while_the_assignment_changes_is_not_begun_again(
+        self, wide_desk: Desk
+    ) -> None:
+        desk = wide_desk
+        for number in range(6):
+            desk.put(number, numbered(8))
+        first = desk.join()
+        eventually(lambda: len(first.got) == 48, first)
+        settle(first, first.settlement([d for d in first.got if d.offset < 5]))
+        first.stream.close()
+        with process(desk, 18, "offsets") as child:
+            child.kill()
+
+        members = [desk.join()]
+        eventually(lambda: len(members[0].epochs) == 6, *members, within_s=60.0)
+        members.append(desk.join())
+        eventually(lambda: all(len(member.epochs) == 3 for member in members), *members)
+        # Nothing comes until the coordinator ends what the dead one left open.
+        eventually(lambda: all(member.reads_from_all_it_holds() for member in members), *members, within_s=60.0)
+        assert min(d.offset for member in members for d in member.got) == 5
+
 
 @pytest.mark.kafka
 class TestUncertainty:

@@ -20,6 +20,7 @@ from worker.adapters.kafka_exactly_once import ExactlyOnce
 from worker.adapters.kafka_lag import Lag, at
 from worker.adapters.kafka_records import headers_of, offset_of, partition_of, timestamp_of
 from worker.adapters.kafka_settling import AtLeastOnce, Settler
+from worker.adapters.kafka_starts import Starts
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import (
@@ -52,9 +53,6 @@ CLOSE_S = 4.0
 HOPELESS_S = 1.0
 """How long leaving may go on trying to settle where the last attempt failed."""
 
-NEW_TOPIC_S = 2.0
-"""A topic that was just created may be unknown to a broker for so long."""
-
 UNASSIGNED_AFTER_S = 20.0
 """With KIP-848: so long without a word from the group is trouble (an older broker is silent for ever)."""
 
@@ -79,6 +77,7 @@ class KafkaStream:
         self._paused = Paused()
         self._held: set[Partition] = set()
         self._lag: Lag | None = None
+        self._starts = Starts(clock, self._log)
         self._probed_at = 0.0
         self._opened_at = 0.0
         self._heard_of_group = False
@@ -92,7 +91,7 @@ class KafkaStream:
         try:
             topics = TopicLookup(self._config, self._log, self._clock)
             self._topics = topics
-            self._require_topic(topics)
+            topics.require_readable(self._config)
             if self._config.delivery == "exactly_once" and topics.is_mock_cluster(self._config.connect_timeout_s):
                 raise ConfigError(NO_TRANSACTIONS)
             consumer = Consumer(properties, logger=self._log)
@@ -113,6 +112,8 @@ class KafkaStream:
     def poll(self, max_records: int, timeout_s: float) -> Sequence[Delivery]:
         consumer, settler = self._opened()
         settler.serve()
+        if self._starts.serve(consumer):
+            self._apply_pauses()
         # `consume` waits until it has all it was asked for: one record ends the wait, the rest is what lies ready.
         try:
             deliveries = self._deliveries(consumer.consume(1, timeout_s))
@@ -148,7 +149,7 @@ class KafkaStream:
         silent_s = self._clock() - self._opened_at
         if self._config.group_protocol == "consumer" and not self._heard_of_group and silent_s > UNASSIGNED_AFTER_S:
             return f"group {self._config.group_id!r} has not answered for {silent_s:.0f} s: {NEEDS_KIP_848}"
-        return self._trouble.sentence() or self._settling_problem
+        return self._trouble.sentence() or self._settling_problem or self._starts.trouble()
 
     def close(self) -> None:
         topics, self._topics = self._topics, None
@@ -174,31 +175,6 @@ class KafkaStream:
         if self._consumer is None or self._settler is None:
             raise StreamFatal("the Kafka stream is not open")
         return self._consumer, self._settler
-
-    def _require_topic(self, topics: TopicLookup) -> None:
-        topic, servers, timeout_s = (
-            self._config.input_topic,
-            self._config.bootstrap_servers,
-            self._config.connect_timeout_s,
-        )
-        give_up_at = self._clock() + NEW_TOPIC_S
-        while True:
-            try:
-                error = topics.error(topic, timeout_s)
-            except KafkaException as problem:
-                raise ConfigError(
-                    f"input topic {topic!r}: no broker of {servers} answered within {timeout_s:g} s: "
-                    f"{error_of(problem).str()}. Check the bootstrap servers, the TLS and SASL settings, and that the "
-                    "brokers run"
-                ) from problem
-            if error is None or self._clock() >= give_up_at:
-                break
-            topics.wait(0.2)
-        if error is not None:
-            raise ConfigError(
-                f"input topic {topic!r} cannot be read on {servers}: {error.str()}. Create the topic, correct its name "
-                "or permit this client to read it"
-            )
 
     def _deliveries(self, messages: Sequence[Message]) -> list[Delivery]:
         deliveries = []
@@ -287,6 +263,7 @@ class KafkaStream:
     def _forget(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             self._epochs.pop(partition, None)
+        self._starts.forget(partitions)
         if self._lag is not None:
             self._lag.forget(partitions)
         if self._settler is not None:
@@ -296,10 +273,11 @@ class KafkaStream:
         """Assigns by itself, because only then can the new partitions be paused before they deliver."""
         self._heard_of_group = True
         try:
+            starts = self._starts.of(consumer, assigned)
             if self._eager:
-                consumer.assign(assigned)
+                consumer.assign(starts)
             else:
-                consumer.incremental_assign(assigned)
+                consumer.incremental_assign(starts)
             epochs = {}
             for at in assigned:
                 self._last_epoch += 1
@@ -341,6 +319,7 @@ class KafkaStream:
         if self._consumer is None:
             return
         wanted = {p for p in self._epochs if self._paused.everything or p in self._paused.partitions}
+        wanted |= self._starts.waiting
         to_pause = [at(partition) for partition in wanted - self._held]
         to_resume = [at(partition) for partition in self._held.intersection(self._epochs) - wanted]
         if to_pause:

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from worker.adapters.kafka_client import KafkaConfig, error_of, shared_properties
+from worker.adapters.kafka_client import KafkaConfig, advice, error_of, shared_properties
 from worker.errors import ConfigError
 
 TELLING = frozenset(
@@ -20,6 +20,9 @@ TELLING = frozenset(
 """Errors that say more than the connection failures that follow from them."""
 
 UNKNOWN_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+
+NEW_TOPIC_S = 2.0
+"""A topic that was just created may be unknown to a broker for so long."""
 
 _REASONS = 50
 
@@ -82,6 +85,28 @@ class TopicLookup:
             return None
         raise KafkaException(metadata.error)
 
+    def require_readable(self, config: KafkaConfig) -> None:
+        """Raises ConfigError where the input topic cannot be read, with what to do."""
+        topic, servers, timeout_s = config.input_topic, config.bootstrap_servers, config.connect_timeout_s
+        give_up_at = self._clock() + NEW_TOPIC_S
+        while True:
+            try:
+                error = self.error(topic, timeout_s)
+            except KafkaException as problem:
+                told = error_of(problem)
+                raise ConfigError(
+                    f"input topic {topic!r}: no broker of {servers} answered within {timeout_s:g} s: {told.str()}. "
+                    f"{advice(config, told)}"
+                ) from problem
+            if error is None:
+                return
+            if self._clock() >= give_up_at:
+                raise ConfigError(
+                    f"input topic {topic!r} cannot be read on {servers}: {error.str()}. Create the topic, correct its "
+                    "name or permit this client to read it"
+                )
+            self.wait(0.2)
+
     def is_mock_cluster(self, timeout_s: float) -> bool:
         """Whether this is librdkafka's own mock cluster (2.16: its cluster id says so). Raises KafkaException."""
         return str(self._consumer.list_topics(timeout=timeout_s).cluster_id).startswith("mockCluster")
@@ -130,7 +155,10 @@ def describe_topics(config: KafkaConfig, names: Sequence[str], timeout_s: float 
             if count is not None:
                 found[name] = count
     except KafkaException as problem:
-        raise ConfigError(f"topic {name!r} on {config.bootstrap_servers}: {error_of(problem).str()}") from problem
+        told = error_of(problem)
+        raise ConfigError(
+            f"topic {name!r} on {config.bootstrap_servers}: {told.str()}. {advice(config, told)}"
+        ) from problem
     finally:
         lookup.close()
     return found
@@ -170,7 +198,7 @@ def create_topics(
             admin.poll(0)  # fills `reasons`
             error = most_telling([error, *reasons])
             raise ConfigError(
-                f"topic {name!r} cannot be created on {config.bootstrap_servers}: {error.str()}"
+                f"topic {name!r} cannot be created on {config.bootstrap_servers}: {error.str()}. {advice(config, error)}"
             ) from problem
         except FutureTimeoutError as problem:
             raise ConfigError(

@@ -1,0 +1,87 @@
+"""Where the partitions that a consumer is given begin: what is committed, asked for here and not left to librdkafka."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence, Set
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+
+from worker.adapters.kafka_client import RationedLog, error_of
+from worker.ports import Partition
+
+AT_ONCE_S = 1.0
+"""An assignment waits so long for the answer, which else takes milliseconds."""
+
+ASK_AGAIN_S = 0.2
+ASK_EVERY_S = 1.0
+"""Later the answer is asked for so long and so often: the other partitions are read and settled between."""
+
+
+class Starts:
+    """Partitions whose start is unknown are assigned at a place that stands for it, and wait in `waiting`.
+
+    Left to itself, librdkafka 2.16 takes a committed offset that an open transaction holds back for none where the
+    assignment changes meanwhile, and begins at the beginning. A dead worker's transaction ends with its timeout, and
+    when the coordinator looks for such (every 10 s by default)."""
+
+    def __init__(self, clock: Callable[[], float], log: RationedLog) -> None:
+        self._clock = clock
+        self._log = log
+        self._waiting: set[Partition] = set()
+        self._asked_at = 0.0
+        self._why = ""
+
+    @property
+    def waiting(self) -> Set[Partition]:
+        """Not to be read from yet."""
+        return self._waiting
+
+    def trouble(self) -> str | None:
+        return f"where to begin is not known yet: {self._why}" if self._waiting else None
+
+    def of(self, consumer: Consumer, assigned: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """The same partitions, each with an offset."""
+        known = self._ask(consumer, assigned, AT_ONCE_S) if assigned else []
+        if known is None:
+            self._log.log(logging.WARNING, "partitions are assigned, but not read yet: %s", self._why)
+            self._waiting.update(Partition(each.topic, each.partition) for each in assigned)
+            return [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in assigned]
+        return known
+
+    def serve(self, consumer: Consumer) -> bool:
+        """Asks again when it is time; True where partitions wait no longer."""
+        if not self._waiting or self._clock() - self._asked_at < ASK_EVERY_S:
+            return False
+        waiting = [TopicPartition(each.topic, each.number) for each in self._waiting]
+        for start in self._ask(consumer, waiting, ASK_AGAIN_S) or ():
+            try:
+                consumer.seek(start)
+            except KafkaException as problem:
+                self._why = error_of(problem).str()
+            else:
+                self._waiting.discard(Partition(start.topic, start.partition))
+        return len(self._waiting) < len(waiting)
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        self._waiting.difference_update(partitions)
+
+    def _ask(
+        self, consumer: Consumer, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> list[TopicPartition] | None:
+        """None where one of them is not known."""
+        try:
+            found = consumer.committed(list(partitions), timeout=timeout_s)
+        except KafkaException as problem:
+            self._why = error_of(problem).str()
+            return None
+        finally:
+            self._asked_at = self._clock()
+        for each in found:
+            if each.error:
+                self._why = f"{each.topic} [{each.partition}]: {each.error.str()}"
+                return None
+        return [
+            TopicPartition(each.topic, each.partition, each.offset if each.offset >= 0 else OFFSET_BEGINNING)
+            for each in found
+        ]
