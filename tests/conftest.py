@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.servers.faulty_broker import FaultyBroker
 from tests.servers.kafka import ApacheKafka
 from tests.servers.redis_server import redis_server
+
+
+# How fast the machine happens to be decides nothing about a property.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
