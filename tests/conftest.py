@@ -11,7 +11,6 @@ from tests.servers.faulty_broker import FaultyBroker
 from tests.servers.kafka import ApacheKafka
 from tests.servers.redis_server import redis_server
 
-
 # How fast the machine happens to be decides nothing about a property.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
