@@ -39,7 +39,7 @@ lint: $(READY) ## ruff, mypy strict, import contracts
 # Most tests wait for servers, so more of them than there are cores run at a time; those of one file share its servers.
 test: $(READY) system lint ## everything: lint, all tests with a real Kafka, cache and model, and a short chaos run
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.chaos --short --seed 66279)
+	$(if $(ARGS),,$(BIN)/python -m tests.chaos --short --seed 66279 --deadline-s 600)
 
 system: ## programs that only tests need: a Redis server and a browser (Debian; elsewhere bring your own)
 	@deploy/test-packages.sh
