@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import fcntl
-import gzip
-import http.server
 import io
 import json
 import logging
@@ -29,6 +27,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.servers.otlp_collector import OtlpCollector
 from worker.errors import ConfigError, StreamRetriable
 from worker.telemetry import (
     CACHE_LOOKUPS,
@@ -47,7 +46,8 @@ from worker.telemetry import (
     start_export,
 )
 from worker.telemetry.names import BUCKETS_S, prometheus_name
-from worker.telemetry.traces import SampledTracing
+from worker.telemetry.spans import OpenTelemetrySpans
+from worker.telemetry.traces import Followed, SampledTracing, Span, carried, parent_in, passed_on, state_in
 
 ROOT = Path(__file__).parents[1]
 NOW = 1_790_000_000.25
@@ -430,32 +430,11 @@ class TestMetrics:
         assert metrics.histograms[ENGINE_LATENCY].counts == [*[1] * len(BUCKETS_S), 0]
 
 
-class _Collector(http.server.BaseHTTPRequestHandler):
-    """Takes OTLP over HTTP and keeps it."""
-
-    bodies: list[tuple[str, bytes]]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        packed = self.headers.get("content-encoding") == "gzip"
-        self.bodies.append((self.path, gzip.decompress(body) if packed else body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
-    bodies: list[tuple[str, bytes]] = []
-    handler = type("Handler", (_Collector,), {"bodies": bodies})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-        yield bodies
-        server.shutdown()
+    with OtlpCollector() as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+        yield server.bodies
 
 
 def _start(metrics: Metrics | None = None, chance: float = 0.5) -> Any:
@@ -508,7 +487,7 @@ class TestExport:
         assert b"4111" not in found["/v1/traces"]
         request = ExportTraceServiceRequest.FromString(found["/v1/traces"])
         (sent,) = request.resource_spans[0].scope_spans[0].spans
-        assert (sent.name, sent.trace_id.hex()) == ("ticket", PARENT.split(b"-")[1].decode())
+        assert (sent.name, sent.trace_id.hex()) == ("consume", PARENT.split(b"-")[1].decode())
         assert sent.parent_span_id.hex() == PARENT.split(b"-")[2].decode()
         assert sent.status.message == "ValueError"
         measured = ExportMetricsServiceRequest.FromString(found["/v1/metrics"])
@@ -558,6 +537,13 @@ class TestExport:
             assert time.monotonic() - start < 20.0  # the SDK would go on with forty batches, 2 s each
 
 
+def _tracing(sampling: Sampling, chance: float, followed: Followed | None = None) -> SampledTracing:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    start = OpenTelemetrySpans(TracerProvider(shutdown_on_exit=False).get_tracer("test")).consume
+    return SampledTracing(start, sampling, lambda: chance, followed or Followed(1e6, time.monotonic))
+
+
 class TestSampling:
     @pytest.mark.parametrize(
         ("environ", "expected"),
@@ -598,24 +584,94 @@ class TestSampling:
     def test_the_parent_decides_else_chance(
         self, parent: bytes | None, chance: float, follow_parent: bool, sampled: bool
     ) -> None:
-        from opentelemetry.sdk.trace import TracerProvider
-
-        tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
-        tracing = SampledTracing(tracer, Sampling(0.5, follow_parent), lambda: chance)
+        tracing = _tracing(Sampling(0.5, follow_parent), chance)
         assert (tracing.begin((("x", None), ("traceparent", parent))) is not None) == sampled
 
-    def test_the_trace_goes_on_in_what_is_made_of_the_ticket(self) -> None:
-        from opentelemetry.sdk.trace import TracerProvider
+    def test_messages_that_ask_to_be_traced_are_followed_so_many_a_second_and_then_left_to_chance(self) -> None:
+        now = [100.0]
+        followed = Followed(3.0, lambda: now[0])
+        tracing = _tracing(Sampling(0.5), 0.99, followed)
+        asked = (("traceparent", PARENT),)
 
-        tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
-        span = SampledTracing(tracer, Sampling(1.0), lambda: 0.0).begin(
+        def traced() -> int:
+            return sum(tracing.begin(asked) is not None for _ in range(50))
+
+        assert (traced(), followed.refused) == (3, 47)
+        now[0] += 0.34
+        assert traced() == 1
+        now[0] += 1_000
+        assert traced() == 3, "what was not used is not saved up"
+        lucky = _tracing(Sampling(0.5), 0.49, Followed(0.0, lambda: now[0]))
+        assert lucky.begin(asked) is not None, "chance decides, as about everybody else"
+
+    def test_the_trace_goes_on_in_what_is_made_of_the_ticket(self) -> None:
+        span = _tracing(Sampling(1.0), 0.0).begin(
             (("traceparent", PARENT), ("tracestate", b"vendor=1"), ("source", b"mail"))
         )
         assert span is not None
-        headers = span.carry((("source", b"mail"), ("traceparent", PARENT), ("source", None)))
+        headers = carried((("source", b"mail"), ("traceparent", PARENT), ("source", None)), span)
         assert headers[:2] == (("source", b"mail"), ("source", None))
-        carried = dict(headers[2:])
-        assert carried["tracestate"] == b"vendor=1"
-        version, trace, parent, flags = (carried["traceparent"] or b"").split(b"-")
+        made = dict(headers[2:])
+        assert made["tracestate"] == b"vendor=1"
+        version, trace, parent, flags = (made["traceparent"] or b"").split(b"-")
         assert (version, trace, flags) == (b"00", PARENT.split(b"-")[1], b"01")
         assert parent != PARENT.split(b"-")[2], "the ticket's own span is the parent now"
+
+
+HOSTILE: list[tuple[tuple[str, bytes | None], ...]] = [
+    (("traceparent", None),),
+    (("traceparent", b"\xff\x00" * 500_000),),
+    (("traceparent", PARENT + b"-" + b"x" * 1_000_000),),
+    (("traceparent", b"ff" + PARENT[2:]),),
+    (("traceparent", PARENT + b"-more"),),
+    (("traceparent", b"00-" + b"0" * 32 + PARENT[35:]),),
+    (("traceparent", PARENT[:36] + b"0" * 16 + b"-01"),),
+    (("traceparent", PARENT.upper()),),
+    (("traceparent", PARENT), ("tracestate", b"a=" + b"x" * 1_000_000)),
+    (("traceparent", PARENT), ("tracestate", b"a=1,\x1b[2J=2")),
+    (("traceparent", PARENT), ("tracestate", b"a=1,a=2")),
+    (("traceparent", PARENT), ("tracestate", b"a=1," * 100)),
+    (("traceparent", PARENT), ("tracestate", b",".join(b"a%d=" % n + b"x" * 200 for n in range(32)))),
+    *[(("traceparent", PARENT),) * 10_000],
+]
+
+
+class TestHostileHeaders:
+    @pytest.mark.parametrize("headers", HOSTILE)
+    def test_whatever_a_message_brings_is_traced_or_not_and_passed_on_within_bounds(
+        self, headers: tuple[tuple[str, bytes | None], ...], logged: Callable[..., Callable[[], list[dict[str, Any]]]]
+    ) -> None:
+        lines = logged()
+        span = _tracing(Sampling(1.0), 0.0).begin(headers)
+        assert span is not None
+        made = carried(headers, span)
+        assert sum(name == "traceparent" for name, _ in made) == 1
+        assert sum(len(value or b"") for _, value in (*made, *passed_on(headers))) < 1_500
+        assert lines() == [], "what a stranger wrote is not logged"
+
+    def test_the_last_of_several_counts_as_for_other_clients_of_kafka(self) -> None:
+        second = PARENT.replace(b"b7ad", b"aaaa")
+        headers = (("traceparent", PARENT), ("tracestate", b"a=1"), ("traceparent", second), ("tracestate", b"b=2"))
+        parent = parent_in(headers)
+        assert parent is not None
+        assert f"{parent.span_id:x}".startswith("aaaa")
+        assert state_in(headers) == (("b", "2"),)
+        assert passed_on((*headers, ("baggage", b"user=1"))) == (("traceparent", second), ("tracestate", b"b=2"))
+
+    def test_nothing_is_passed_on_of_what_is_no_trace_context(self) -> None:
+        assert passed_on((("traceparent", b"garbage"), ("tracestate", b"a=1"))) == ()
+        for state in (b"a=1,a=2", b"a", b"A=1", b"a=\xff"):
+            assert passed_on((("traceparent", PARENT), ("tracestate", state))) == (("traceparent", PARENT),)
+
+    def test_a_span_that_has_ended_takes_what_comes_late_in_silence(
+        self, logged: Callable[..., Callable[[], list[dict[str, Any]]]]
+    ) -> None:
+        lines = logged()
+        span: Span | None = _tracing(Sampling(1.0), 0.0).begin(())
+        assert span is not None
+        span.end()
+        span.end()
+        span.set(Attribute.REASON, "late")
+        span.fail(ValueError())
+        assert span.context() == ()
+        assert lines() == []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from worker.telemetry.histograms import exporter_with_histograms
 from worker.telemetry.metrics import Metrics
-from worker.telemetry.names import METRICS, Metric
-from worker.telemetry.traces import NoTracing, SampledTracing, Sampling, Tracing
+from worker.telemetry.names import METRICS, SPANS_LOST, TRACES_REFUSED, Metric
+from worker.telemetry.traces import Followed, NoTracing, SampledTracing, Sampling, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 SCOPE: Final = "ticket_router"
+FOLLOWED_PER_S: Final = 10.0
 EXPORT_TIMEOUT_S: Final = 2.0
 """For one export, where OTEL_EXPORTER_OTLP_TIMEOUT says nothing; the SDK's own 10 s could hold up the end."""
 
@@ -54,6 +55,7 @@ class _Ending:
         self._exporter = exporter
         self._clock = clock
         self._until = math.inf
+        self.lost = 0
 
     def after(self, timeout_s: float) -> None:
         self._until = self._clock() + timeout_s
@@ -61,7 +63,10 @@ class _Ending:
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        return self._exporter.export(spans) if self._clock() < self._until else SpanExportResult.FAILURE
+        found = self._exporter.export(spans) if self._clock() < self._until else SpanExportResult.FAILURE
+        if found is not SpanExportResult.SUCCESS:
+            self.lost += len(spans)
+        return found
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
@@ -77,17 +82,27 @@ def start_export(
     resource: Mapping[str, str],
     clock: Callable[[], float],
     chance: Callable[[], float],
+    followed_per_s: float = FOLLOWED_PER_S,
 ) -> Export:
     """Spans and metrics over OTLP HTTP where OpenTelemetry's variables ask for it, else nothing, at no cost.
 
-    `clock` is monotonic, in seconds; `chance` uniform in [0, 1). Starts the SDK's threads. Raises ConfigError.
+    `clock` is monotonic, in seconds; `chance` uniform in [0, 1). `followed_per_s` messages a second are traced because
+    they say so. Starts the SDK's threads. Raises ConfigError.
     """
-    spans = _spans(environ, resource, clock) if _wanted(environ, "TRACES") else None
+    spans = None
     tracing: Tracing = NoTracing()
-    if spans is not None:
-        tracing = SampledTracing(spans[0].get_tracer(SCOPE), Sampling.from_environment(environ), chance)
-    provider = _metrics(environ, metrics, resource) if _wanted(environ, "METRICS") else None
-    return Export(tracing, spans, provider)
+    if _wanted(environ, "TRACES"):
+        from worker.telemetry.spans import OpenTelemetrySpans
+
+        sampling = Sampling.from_environment(environ)
+        provider, ending = spans = _spans(environ, resource, clock)
+        followed = Followed(followed_per_s, clock)
+        start = OpenTelemetrySpans(provider.get_tracer(SCOPE)).consume
+        tracing = SampledTracing(start, sampling, chance, followed)
+        metrics.watch(TRACES_REFUSED, lambda: followed.refused)
+        metrics.watch(SPANS_LOST, lambda: ending.lost)
+    measured = _metrics(environ, metrics, resource) if _wanted(environ, "METRICS") else None
+    return Export(tracing, spans, measured)
 
 
 def _wanted(environ: Mapping[str, str], signal: str) -> bool:

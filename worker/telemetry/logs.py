@@ -13,6 +13,7 @@ import orjson
 import structlog
 from structlog.typing import FilteringBoundLogger, WrappedLogger
 
+from worker.core.redaction import redacted
 from worker.errors import RouterError
 from worker.telemetry.log_sink import LogSink
 from worker.telemetry.names import Attribute, Event
@@ -20,6 +21,8 @@ from worker.telemetry.names import Attribute, Event
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FRAMES: Final = 8
 LIBRARY_CHARS: Final = 500
+_TEXTS: Final = (Attribute.TEXT, Attribute.DETAIL)
+"""The attributes that hold what others wrote, or quote it."""
 
 Render = Callable[[str, str, Mapping[str, Any]], bytes]
 """Time, level and fields (the event among them) to one line."""
@@ -42,8 +45,12 @@ def set_up_logging(
     form: Literal["json", "console"],
     fd: int,
     clock: Callable[[], float],
+    redact: bool = True,
 ) -> LogSink:
-    """Sends all logs, those of libraries from warning on too, to the descriptor. `clock` gives Unix seconds."""
+    """Sends all logs, those of libraries from warning on too, to the descriptor. `clock` gives Unix seconds.
+
+    With `redact`, what is personal by its form is replaced where a line holds a text (core.redaction).
+    """
     render = _json_line if form == "json" else _console_line
 
     def notice(count: int) -> bytes:
@@ -67,6 +74,10 @@ def set_up_logging(
             error = sys.exc_info()[1]
         if isinstance(error, BaseException):
             fields.update(describe_error(error))
+        if redact:
+            for name in _TEXTS:
+                if isinstance(text := fields.get(name), str):
+                    fields[name] = redacted(text)
         return render(timestamp(), method, fields)
 
     structlog.configure(

@@ -16,6 +16,7 @@ class Event(StrEnum):
     LISTENING = "http.listening"
     STOPPING = "worker.stopping"
     STOPPED = "worker.stopped"
+    ABANDONED = "worker.abandoned"
     UNCALIBRATED = "worker.uncalibrated"
     PARTITIONS_ASSIGNED = "partitions.assigned"
     PARTITIONS_FORGOTTEN = "partitions.forgotten"
@@ -34,6 +35,7 @@ class Event(StrEnum):
     STANDSTILL = "worker.standstill"
     MOVING_AGAIN = "worker.moving_again"
     CACHE_TROUBLE = "cache.trouble"
+    CACHE_RECOVERED = "cache.recovered"
     LIBRARY = "library.message"
     LOG_LINES_DROPPED = "log.lines_dropped"
 
@@ -56,7 +58,9 @@ class Attribute:
     ENDPOINT: Final = "endpoint"
     ENGINE: Final = "engine"
     ERROR: Final = "error"
+    ITEMS: Final = "items"
     LIBRARY: Final = "library"
+    MODE: Final = "mode"
     MODEL: Final = "model"
     OFFSET: Final = "offset"
     OUTCOME: Final = "outcome"
@@ -74,14 +78,35 @@ class Attribute:
     TOPIC: Final = "topic"
     TOTAL_MS: Final = "total_ms"
     TRACE: Final = "trace"
+    TRACED: Final = "traced"
+    """How many of them are traced."""
     VERSION: Final = "version"
     WHAT: Final = "what"
 
+    # Of spans, by OpenTelemetry's conventions for messaging (1.45).
+    MESSAGING_SYSTEM: Final = "messaging.system"
+    MESSAGING_OPERATION: Final = "messaging.operation.type"
+    MESSAGING_TOPIC: Final = "messaging.destination.name"
+    MESSAGING_PARTITION: Final = "messaging.destination.partition.id"
+    MESSAGING_OFFSET: Final = "messaging.kafka.offset"
+
 
 class SpanName(StrEnum):
-    """One span for a sampled ticket, from being taken in to being decided."""
+    """The spans of a sampled ticket."""
 
-    TICKET = "ticket"
+    CONSUME = "consume"
+    """One ticket, from being taken in to being settled; the others but `batch` are below it."""
+    CACHE = "cache"
+    """Looking for its scores."""
+    SCORE = "score"
+    """Waiting for the engine: for the batch, for room, for retries."""
+    BATCH = "batch"
+    """One request to the engine, in a trace of its own, linked with the `score` of every traced ticket that waits for
+    it; where none does when it begins, there is none."""
+    DECIDE = "decide"
+    """From scores to decision, second looks included; or an override rule."""
+    PUBLISH = "publish"
+    """One attempt to produce its messages and commit its offset."""
 
 
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -227,6 +252,13 @@ CERTIFIED: Final = Metric(
     "1 for a category that can be routed to under the certificates in force, else 0",
     (Attribute.CATEGORY,),
 )
+MODE: Final = Metric(
+    "ticket_router.mode",
+    "gauge",
+    "1",
+    "1 for the mode that a category is in (shadow, assist, auto), an operator's brake included",
+    (Attribute.CATEGORY, Attribute.MODE),
+)
 INFO: Final = Metric(
     "ticket_router.info",
     "gauge",
@@ -243,6 +275,15 @@ HTTP_REQUESTS: Final = Metric(
 )
 HTTP_IN_FLIGHT: Final = Metric(
     "ticket_router.http.in_flight", "gauge", "{request}", "Requests that `ticket-router serve` is answering"
+)
+TRACES_REFUSED: Final = Metric(
+    "ticket_router.traces.refused",
+    "counter",
+    "{ticket}",
+    "Tickets whose message asked to be traced, beyond ROUTER_TRACE_FOLLOWED_PER_S: chance decided about them",
+)
+SPANS_LOST: Final = Metric(
+    "ticket_router.spans.lost", "counter", "{span}", "Spans that the collector did not take, or not in time"
 )
 LOG_LINES_DROPPED: Final = Metric(
     "ticket_router.log.lines_dropped", "counter", "{line}", "Log lines given up because their sink was full or broken"
@@ -276,9 +317,12 @@ METRICS: Final = (
     ENGINE_ENDPOINT_UP,
     CALIBRATION_IN_FORCE,
     CERTIFIED,
+    MODE,
     INFO,
     HTTP_REQUESTS,
     HTTP_IN_FLIGHT,
+    TRACES_REFUSED,
+    SPANS_LOST,
     LOG_LINES_DROPPED,
 )
 
