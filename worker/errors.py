@@ -11,6 +11,7 @@ RouterError
 ├── TooLong                  the ticket goes to people: it does not fit the model
 ├── EngineError
 │   ├── EngineUnavailable      ask again later: nothing is wrong with the request
+│   │   └── EngineSilent         ... no whole answer in time: perhaps this request's own doing, perhaps the engine's
 │   ├── EngineDropped          the connection ended without an answer: perhaps this request's own doing
 │   ├── RequestRefused         never again: the engine understood and said no
 │   └── InvalidAnswer          never believe any part of this answer
@@ -115,6 +116,10 @@ class EngineUnavailable(EngineError):
     def __init__(self, what: str, retry_after_s: float | None = None) -> None:
         super().__init__(what)
         self.retry_after_s = retry_after_s
+
+
+class EngineSilent(EngineUnavailable):
+    """No whole answer in time: the engine hangs or has too much, or hangs over one of the tickets in the request."""
 
 
 class EngineDropped(EngineError):

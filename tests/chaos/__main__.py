@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.deployment import Unexpected
+from tests.chaos.deployment import GROUP_SETTINGS, Unexpected
 from tests.chaos.run import Run
 from tests.chaos.schedule import Kind, plan
 
@@ -66,11 +66,19 @@ class Story:
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", flush=True)
 
 
-def play(length: Length, nodes: tuple[int, ...], only: tuple[Kind, ...], seed: int, deadline_s: float) -> int:
+def play(
+    length: Length,
+    nodes: tuple[int, ...],
+    only: tuple[Kind, ...],
+    seed: int,
+    deadline_s: float,
+    group_protocol: str,
+    folder: Path,
+) -> int:
     """The exit code. With `only` no other kinds happen."""
     say = Story()
     until = time.monotonic() + deadline_s
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     runs: list[Run] = []
     watch = threading.Timer(deadline_s, _out_of_time, (runs, seed, deadline_s))
     watch.daemon = True
@@ -80,8 +88,10 @@ def play(length: Length, nodes: tuple[int, ...], only: tuple[Kind, ...], seed: i
             continue
         kinds = tuple(kind for kind in only if part.nodes == 3 or kind in ONE_NODE) or part.kinds
         faults = plan(seed, part.nodes, part.faults, kinds)
-        say(f"Apache Kafka, nodes: {part.nodes}; {part.tickets:,} tickets, {len(faults)} faults, seed {seed}")
-        run = Run(FOLDER / f"{part.nodes}-nodes", part.nodes, part.tickets, faults, seed, until, say)
+        told = f"{part.tickets:,} tickets, {len(faults)} faults, seed {seed}, {group_protocol} group"
+        say(f"Apache Kafka, nodes: {part.nodes}; {told}")
+        place = folder / f"{part.nodes}-nodes"
+        run = Run(place, part.nodes, part.tickets, faults, seed, until, say, group_protocol)
         runs.append(run)
         try:
             run.play()
@@ -96,9 +106,9 @@ def play(length: Length, nodes: tuple[int, ...], only: tuple[Kind, ...], seed: i
         for run in runs
     )
     if good:
-        shutil.rmtree(FOLDER, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     else:
-        say(f"what the processes said is under {FOLDER}")
+        say(f"what the processes said is under {folder}")
     print(last_line(runs, seed), flush=True)
     return 0 if good else 1
 
@@ -130,12 +140,24 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, choices=(1, 3), help="only on this cluster")
     parser.add_argument("--only", type=Kind, action="append", default=[], help=f"of {', '.join(Kind)}; may be repeated")
     parser.add_argument("--deadline-s", type=float, help="the run is over then (600; short: 180)")
+    parser.add_argument("--group-protocol", choices=tuple(GROUP_SETTINGS), default="classic", help="consumer: KIP-848")
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, help="emptied first; one of its own for every run at the same time"
+    )
     arguments = parser.parse_args()
     length = SHORT if arguments.short else FULL
     seed = secrets.randbelow(100_000) if arguments.seed is None else arguments.seed
     nodes = (arguments.nodes,) if arguments.nodes else (1, 3)
     try:
-        return play(length, nodes, tuple(arguments.only), seed, arguments.deadline_s or length.deadline_s)
+        return play(
+            length,
+            nodes,
+            tuple(arguments.only),
+            seed,
+            arguments.deadline_s or length.deadline_s,
+            arguments.group_protocol,
+            arguments.folder.absolute(),
+        )
     except (pytest.skip.Exception, pytest.fail.Exception) as missing:  # no Java, no Redis
         print(f"chaos: {missing}", file=sys.stderr)
         return 1

@@ -40,8 +40,6 @@ aborted becomes visible with the producer's next commit, what was committed neve
 WORKER_SETTINGS = {
     "ROUTER_DELIVERY": "exactly_once",
     "ROUTER_KAFKA_SESSION_TIMEOUT_MS": str(SESSION_MS),
-    # Members learn of a rebalance by their heartbeats, every 3 s by default.
-    "ROUTER_KAFKA_PROPERTIES": '{"heartbeat.interval.ms": 500}',
     "ROUTER_MAX_IN_FLIGHT": str(IN_FLIGHT),
     # Small enough that scoring takes a while, and a fault meets work in flight.
     "ROUTER_BATCH_ITEMS": "8",
@@ -51,6 +49,13 @@ WORKER_SETTINGS = {
     "ROUTER_SETTLE_INTERVAL_MS": "20",
     "ROUTER_LOG_FORMAT": "json",
 }
+GROUP_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    # Members learn of a rebalance by their heartbeats, every 3 s by default.
+    "classic": {"ROUTER_KAFKA_PROPERTIES": '{"heartbeat.interval.ms": 500}'},
+    # Here the brokers say how often: every second, by the properties that the tests' servers have.
+    "consumer": {"ROUTER_KAFKA_GROUP_PROTOCOL": "consumer"},
+}
+"""By the group's protocol."""
 
 
 class Unexpected(Exception):
@@ -146,8 +151,9 @@ class Worker:
 class Deployment:
     """One rule set on one Kafka, with everything that a worker talks to."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, group_protocol: str) -> None:
         self.folder = folder
+        self._settings = {**WORKER_SETTINGS, **GROUP_SETTINGS[group_protocol]}
         self.nodes = nodes
         for name in [name for name in os.environ if name.startswith(("ROUTER_", "OTEL_"))]:
             del os.environ[name]  # the workers' settings are the run's own
@@ -187,7 +193,7 @@ class Deployment:
         if not name:
             self._extra += 1
             name = f"extra-{self._extra}"
-        return Worker(name, self._desk(), {**WORKER_SETTINGS, "ROUTER_REDIS_URL": self.redis.url})
+        return Worker(name, self._desk(), {**self._settings, "ROUTER_REDIS_URL": self.redis.url})
 
     def node(self, number: int) -> ApacheKafka:
         return self.kafka.nodes[number] if isinstance(self.kafka, KafkaCluster) else self.kafka

@@ -60,12 +60,14 @@ class Run:
         seed: int,
         until: float,
         say: Callable[[str], None],
+        group_protocol: str,
     ) -> None:
         """`until` is a time of the monotonic clock."""
         self.outcome = Outcome()
         self.faults = faults
         self._folder = folder
         self._nodes = nodes
+        self._group_protocol = group_protocol
         self._sent: tuple[Sent, ...] = tuple(tickets(seed, count))
         self._seed = seed
         self._until = until
@@ -91,7 +93,7 @@ class Run:
 
     def play(self) -> Outcome:
         """Raises Unexpected, TimeoutError and what the servers raise where the run cannot go on."""
-        deployment = self._deployment = Deployment(self._folder, self._nodes)
+        deployment = self._deployment = Deployment(self._folder, self._nodes, self._group_protocol)
         try:
             deployment.start()
             for worker in deployment.workers:

@@ -32,6 +32,7 @@ RULES = rule_set()
 LABELS = ("billing", "login", "bug")
 KEYWORDS = {label: f" {label}" for label in LABELS}
 DEADLINE_S = 0.5
+MARK = "Marzipan"
 
 
 class Deployment:
@@ -43,6 +44,8 @@ class Deployment:
         self.checks: Counter[bool] = Counter()
         self.alarmed_at: float | None = None
         self.decided: list[tuple[float, int, Routed]] = []
+        self.marked: frozenset[int] = frozenset()
+        """Tickets whose text holds MARK."""
 
     async def start(
         self,
@@ -73,7 +76,9 @@ class Deployment:
         known = await find_canaries(question.primitive, texts, engines[0][1])
         assert len(known) == 3
         self.pool.watch_rows(Canaries(known, random.Random(1).random))
-        batcher = Batcher(self.pool.score, batch_items, max_wait_s=0.005, concurrency=16 * len(stubs))
+        batcher = Batcher(
+            self.pool.score, batch_items, max_wait_s=0.005, concurrency=16 * len(stubs), ask_alone=self.pool.score_alone
+        )
         self.router = Router(
             rule_set=RULES,
             primitive=question.primitive,
@@ -97,7 +102,7 @@ class Deployment:
         return self
 
     async def route(self, number: int) -> Routed:
-        text = f"ticket {number}: trouble with {LABELS[number % 3]}"
+        text = f"ticket {number}: {MARK * (number in self.marked)} trouble with {LABELS[number % 3]}"
         routed = await self.router.route(Ticket(id=str(number), text=text))
         self.decided.append((time.monotonic(), number, routed))
         return routed
@@ -105,8 +110,13 @@ class Deployment:
     async def route_all(self, numbers: Sequence[int]) -> None:
         await asyncio.gather(*map(self.route, numbers))
 
-    def codes(self) -> Counter[str]:
-        return Counter(routed.decision.reasons[0].code for _, _, routed in self.decided)
+    def codes(self, *, marked: bool | None = None) -> Counter[str]:
+        """Of all tickets, or of those that are marked or not."""
+        return Counter(
+            routed.decision.reasons[0].code
+            for _, number, routed in self.decided
+            if marked in (None, number in self.marked)
+        )
 
     def wrong(self) -> list[tuple[float, int]]:
         return [
@@ -270,6 +280,57 @@ async def test_of_two_engines_one_that_dies_costs_nothing_and_is_used_again_when
     assert other.counters.items > answered + 50
     assert deployment.codes() == {"certified": 1_200}
     assert deployment.pool.outages == 0
+
+
+@pytest.mark.parametrize(("tickets", "stubs"), [(1, 1), (20, 1), (20, 2)])
+async def test_tickets_that_end_their_connections_go_to_people_alone_and_are_no_outage(
+    stub: StubEngine, stack: contextlib.AsyncExitStack, tickets: int, stubs: int
+) -> None:
+    others = [StubEngine(Behaviour(keywords=dict(KEYWORDS))) for _ in range(stubs - 1)]
+    engines = [stub, *[await stack.enter_async_context(other) for other in others]]
+    deployment = await Deployment().start(stack, engines, batch_items=32)
+    deployment.marked = frozenset(random.Random(tickets).sample(range(300), tickets))
+    for engine in engines:
+        engine.behaviour.poison, engine.behaviour.latency_s = MARK, 0.02
+    before = sum(engine.counters.requests for engine in engines)
+    async with asyncio.timeout(60):
+        await deployment.route_all(range(300))
+    assert deployment.codes(marked=True) == {"engine_dropped": tickets}
+    assert deployment.codes(marked=False) == {"certified": 300 - tickets}
+    assert deployment.changes == [], "nothing was wrong with the engines"
+    asked = sum(engine.counters.requests for engine in engines) - before
+    assert asked <= 300 / 8 + tickets * (2 * 5 + 1 + 1 + 2), "halving, one more try and a probe or two for each"
+
+
+@pytest.mark.parametrize("stubs", [1, 2])
+async def test_a_ticket_that_ends_the_whole_engine_is_found_by_few_deaths_and_neighbours_are_scored(
+    stub: StubEngine, stack: contextlib.AsyncExitStack, stubs: int
+) -> None:
+    """Each time calls beside it get no answer either, and then the engine is away: what is known of them all stays."""
+    others = [StubEngine(Behaviour(keywords=dict(KEYWORDS))) for _ in range(stubs - 1)]
+    engines = [stub, *[await stack.enter_async_context(other) for other in others]]
+    deployment = await Deployment().start(stack, engines, batch_items=8, health=Health(probe_interval_s=0.05))
+    deployment.marked = frozenset({70, 150})
+    for engine in engines:
+        engine.behaviour.poison, engine.behaviour.poison_outage_s, engine.behaviour.latency_s = MARK, 0.3, 0.02
+    async with asyncio.timeout(60):
+        await deployment.route_all(range(200))
+    assert deployment.codes(marked=True) == {"engine_dropped": 2}
+    assert deployment.codes(marked=False) == {"certified": 198}
+    assert sum(engine.counters.deaths for engine in engines) <= 2 * 5
+
+
+async def test_tickets_that_the_engine_never_answers_cost_their_neighbours_one_wait_and_no_automation(
+    stub: StubEngine, stack: contextlib.AsyncExitStack
+) -> None:
+    patience = Patience(attempts=3, deadline_s=8.0)
+    deployment = await Deployment().start(stack, [stub], batch_items=32, timeout_s=1.0, patience=patience)
+    deployment.marked = frozenset(range(15, 200, 32))
+    stub.behaviour.slow, stub.behaviour.latency_s = MARK, 0.01
+    async with asyncio.timeout(60):
+        await deployment.route_all(range(200))
+    assert deployment.codes(marked=False) == {"certified": 200 - len(deployment.marked)}
+    assert set(deployment.codes(marked=True)) <= {"engine_timeout", "engine_unavailable"}
 
 
 async def _question(stub: StubEngine):  # type: ignore[no-untyped-def]

@@ -46,6 +46,10 @@ def events(worker: WorkerProcess, event: str) -> list[dict[str, object]]:
     return [found for line in lines if line.startswith(b"{") and (found := orjson.loads(line))["event"] == event]
 
 
+def _readyz(worker: WorkerProcess) -> str:
+    return http(f"http://127.0.0.1:{worker.port}/readyz")[1].decode()
+
+
 def _failures(desk: Desk) -> set[str]:
     """Why people got tickets, as far as it was an engine's doing or the worker's own."""
     decisions = (orjson.loads(record.value or b"") for record in desk.records(desk.rules.decisions_topic))
@@ -69,6 +73,7 @@ def test_of_two_engines_one_that_is_killed_costs_nothing_and_is_used_again_when_
             desk.wait_for_all(ids)
             wait_for(lambda: metric(worker, "endpoint_up", "engine-2") == 0, "the breaker")
             assert worker.ready()
+            assert _readyz(worker).startswith("ready, but degraded: engine is down: engine-2: ")
             other.start()
             wait_for(lambda: metric(worker, "endpoint_up", "engine-2") == 1, "readmission")
             before = other.tell()["counters"]["items"]
@@ -106,6 +111,8 @@ def test_an_engine_that_mixes_up_rows_is_found_out_within_a_minute_and_tickets_w
         finally:
             engine.tell(fault="none")
         found = desk.wait_for_all(late + waiting)
+        wait_for(worker.ready, "readiness")
+        assert _readyz(worker).startswith("ready, but degraded: engine mixes up rows: engine-1: "), "for 5 minutes more"
     for ticket in waiting:
         assert set(found[ticket]) <= {f"{desk.rules.id}.{LABELS[int(ticket[1:]) % 3]}", desk.rules.human_topic}
     assert _failures(desk) <= {"invalid_answer"}

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from tests.runtime.engines import ScriptedEngine
+from tests.runtime.virtual_time import run
 from worker.core.scores import LabelScores, ScoreRequest
-from worker.errors import EngineDropped, EngineUnavailable, InvalidAnswer, RequestRefused
+from worker.errors import EngineDropped, EngineError, EngineSilent, EngineUnavailable, InvalidAnswer, RequestRefused
 from worker.runtime.batcher import Batcher
 from worker.runtime.limiter import BatchSize
 
@@ -129,6 +130,94 @@ async def test_a_call_has_no_more_items_than_the_size_of_the_moment() -> None:
     size = 8
     await asyncio.gather(*(batcher.score(request(f"later {n}")) for n in range(10)))
     assert [len(call) for call in engine.calls] == [4, 4, 2, 8, 2]
+
+
+async def test_what_an_engine_did_not_outlive_comes_back_in_smaller_calls_and_in_the_end_alone() -> None:
+    down = False
+
+    def end(requests: Sequence[ScoreRequest]) -> None:
+        nonlocal down
+        if down:
+            raise EngineUnavailable("restarting")
+        if any(r.item == "poison" for r in requests):
+            down = True
+            raise EngineDropped("gone")
+
+    engine, alone = ScriptedEngine(end), ScriptedEngine(end)
+    batcher = Batcher(engine.score, 32, max_wait_s=0.005, concurrency=1, ask_alone=alone.score)
+    waiting = {f"t{n}" for n in range(31)} | {"poison"}
+    dropped: list[str] = []
+    deaths = 0
+    while waiting:
+        assert deaths < 10
+        asked = sorted(waiting)
+        answers = await asyncio.gather(*(batcher.score(request(text)) for text in asked), return_exceptions=True)
+        waiting = {text for text, answer in zip(asked, answers, strict=True) if isinstance(answer, EngineError)}
+        dropped += [text for text, answer in zip(asked, answers, strict=True) if isinstance(answer, EngineDropped)]
+        if len(dropped) == 2:  # then it is given up
+            waiting.discard("poison")
+        deaths += down
+        down = False
+    assert dropped == ["poison"] * 2
+    assert alone.calls == [["poison"]], "nobody else was ever the only suspect"
+    assert deaths <= 4
+    await batcher.score(request("fresh"))
+    assert engine.calls[-1] == ["fresh"]
+
+
+def test_the_size_of_a_call_follows_the_engine_up_and_down() -> None:
+    """200 tickets a second, one call at once. A call takes 50 ms and 1 ms for each ticket in it; then 60 ms for each
+    ticket, so that a full one would take 7.7 s; then as before."""
+    target_s = 4.0
+    spells = {"quick": (0.0, 0.001), "calm": (0.05, 0.001), "slow": (0.05, 0.06), "calm again": (0.05, 0.001)}
+
+    async def main() -> dict[str, list[tuple[int, float]]]:
+        size = BatchSize(128, target_s)
+        calls: dict[str, list[tuple[int, float]]] = {name: [] for name in spells}
+        now = "quick"
+
+        async def ask(requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+            fixed_s, each_s = spells[now]
+            taken_s = fixed_s + each_s * len(requests)
+            calls[now].append((len(requests), taken_s))
+            await asyncio.sleep(taken_s)
+            size.answered(len(requests), taken_s)
+            return [LabelScores.from_logprobs((-0.1, -3.0, -4.0))] * len(requests)
+
+        batcher = Batcher(ask, 128, max_wait_s=0.005, concurrency=1, size=lambda: size.limit)
+        waiting = []
+        for number in range(12_000):
+            if number % 3_000 == 0:
+                now = list(spells)[number // 3_000]
+            waiting.append(asyncio.create_task(batcher.score(request(str(number)))))
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*waiting)
+        return calls
+
+    calls = run(main())
+    usual = {name: sorted(count for count, _ in found)[len(found) // 2] for name, found in calls.items()}
+    assert usual["quick"] <= 3, "nobody waits for neighbours longer than `max_wait_s`"
+    assert 8 <= usual["calm"] <= 20, "the slower the engine, the more share a call"
+    assert sum(taken_s > target_s for _, taken_s in calls["slow"]) <= 1, "the first tells"
+    assert 20 <= usual["slow"] <= 66, "then as many as take half of the target, and no fewer"
+    assert max(count for count, _ in calls["calm again"]) == 128, "the backlog goes in full calls"
+
+
+async def test_what_was_not_answered_in_time_is_asked_about_one_by_one_until_it_is() -> None:
+    def hang(requests: Sequence[ScoreRequest]) -> None:
+        if any(r.item == "slow" for r in requests):
+            raise EngineSilent("no whole answer")
+
+    engine = ScriptedEngine(hang)
+    batcher = Batcher(engine.score, 8, max_wait_s=0.005, concurrency=1)
+    texts = ["a", "b", "slow", "c"]
+    first = await asyncio.gather(*(batcher.score(request(text)) for text in texts), return_exceptions=True)
+    assert [type(answer) for answer in first] == [EngineSilent] * 4
+    again = await asyncio.gather(*(batcher.score(request(text)) for text in texts), return_exceptions=True)
+    assert [isinstance(answer, EngineSilent) for answer in again] == [False, False, True, False]
+    await asyncio.sleep(0.15)  # answers are kept for a moment
+    await asyncio.gather(*(batcher.score(request(text)) for text in "abc"))
+    assert [len(call) for call in engine.calls] == [4, 1, 1, 1, 1, 3]
 
 
 async def test_no_prefix_waits_for_all_of_another() -> None:

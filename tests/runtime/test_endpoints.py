@@ -72,6 +72,56 @@ async def test_calls_go_to_the_endpoint_with_the_fewest() -> None:
     assert (first.tickets, second.tickets) == (10, 10)
 
 
+async def test_a_call_that_must_be_alone_has_no_other_beside_it_and_keeps_none_waiting_for_long() -> None:
+    beside: list[int] = []
+
+    def look(requests: Sequence[ScoreRequest]) -> None:
+        if requests[0].item == "suspect":
+            beside.append(made._endpoints[0].outstanding)
+
+    switch = Switch(delay_s=0.002)
+    switch.engine.script = look
+    made, _ = pool(switch)
+    suspect = replace(REQUEST, item="suspect")
+    async with asyncio.timeout(30):
+        await asyncio.gather(
+            *(made.score([REQUEST]) for _ in range(50)),
+            *(made.score_alone([suspect]) for _ in range(5)),
+            *(made.score([REQUEST]) for _ in range(50)),
+        )
+    assert beside == [1] * 5
+    cancelled = [asyncio.create_task(made.score_alone([suspect])) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
+    async with asyncio.timeout(30):
+        await made.score([REQUEST])
+    assert made._endpoints[0].outstanding == 0
+
+
+async def test_calls_that_are_dropped_in_a_row_are_an_outage_only_where_a_probe_fails_too() -> None:
+    probe_fails = False
+
+    def drop(requests: Sequence[ScoreRequest]) -> None:
+        if requests[0] != PROBE or probe_fails:
+            raise EngineDropped("gone")
+
+    switch = Switch()
+    switch.engine.script = drop
+    made, changes = pool(switch)
+    for _ in range(21):
+        with pytest.raises(EngineDropped):
+            await made.score([REQUEST])
+    assert changes == []
+    probe_fails = True
+    for _ in range(3):
+        with pytest.raises(EngineDropped):
+            await made.score([REQUEST])
+    assert changes == [("e0", False)]
+    await made.aclose()
+
+
 async def test_an_endpoint_is_not_down_before_the_last_consecutive_failure() -> None:
     switch = Switch(on=False)
     made, changes = pool(switch)

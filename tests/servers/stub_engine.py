@@ -77,8 +77,15 @@ class Behaviour:
     """Scoring requests at once; more are answered 503 with the real server's words."""
     slots: int | None = None
     """Scoring requests that are worked on at once; more wait for their turn, as at an engine that is saturated."""
+    quick: bool = False
+    """Four characters of a long text that is counted alone are a token, and prompts are not counted at all: for
+    measuring whoever asks."""
+    timed: bool = False
+    """Each answered scoring request's time is kept."""
     poison: str | None = None
     """Text whose request gets its connection closed without an answer."""
+    poison_outage_s: float | None = None
+    """The poison ends the whole server, which is back after so long: all connections end, and nobody listens."""
     refused: str | None = None
     """Text whose request gets a 400 that quotes it and a path."""
     counted: str | None = None
@@ -111,12 +118,15 @@ class Counters:
     counted: int = 0
     answered: int = 0
     faults: int = 0
+    deaths: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
     starved_s: float = 0.0
     """So long there were fewer scoring requests than `slots`."""
     paths: Counter[str] = field(default_factory=Counter)
     items_per_request: list[int] = field(default_factory=list)
+    taken_s: list[float] = field(default_factory=list)
+    """Of each scoring request that was answered while the behaviour is `timed`, with the wait for its turn."""
 
 
 def spoil_tables(spoil: Callable[[list[list[Any]]], object]) -> Callable[[dict[str, Any]], bytes]:
@@ -191,6 +201,7 @@ class StubEngine:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._revival: asyncio.Task[None] | None = None
         self._arrived = 0.0
         self._slots: tuple[int, asyncio.Semaphore] | None = None
         self._noted_at = 0.0
@@ -204,6 +215,8 @@ class StubEngine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._revival is not None:
+            self._revival.cancel()
         await self.stop()
 
     async def start(self, port: int = 0) -> None:
@@ -220,6 +233,13 @@ class StubEngine:
             task.cancel()
         while self._connections:
             await asyncio.wait(self._connections)
+
+    async def _die(self, outage_s: float) -> None:
+        self.counters.deaths += 1
+        await self.stop()
+        await asyncio.sleep(outage_s)
+        self._revival = None
+        await self.start()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -283,7 +303,8 @@ class StubEngine:
         if path == "/tokenize" and method == "POST":
             prompt = json.loads(body)["prompt"]
             if isinstance(prompt, list):
-                rows = [tokenize(text) for text in prompt]
+                by_length = behaviour.quick and len(prompt) == 1 and len(prompt[0]) > 1_000
+                rows = [list(range(len(text) // 4)) if by_length else tokenize(text) for text in prompt]
                 return 200, {"tokens": rows, "count": [len(row) for row in rows]}
             return 200, {"tokens": tokenize(prompt), "count": len(tokenize(prompt))}
         return 404, {"detail": "Not Found"}
@@ -321,6 +342,7 @@ class StubEngine:
             await respond(writer, 503, json.dumps(error("The request queue is full.", 503)).encode(), extra)
             return True
         self._note(1)
+        came_at = self._noted_at
         counters.most_in_flight = max(counters.most_in_flight, counters.in_flight)
         try:
             async with self._turn():
@@ -328,12 +350,16 @@ class StubEngine:
             if behaviour.fault not in ("none", "hang_unread") and self._befalls():
                 return await self._misbehave(request, writer)
             if behaviour.poison is not None and any(behaviour.poison in item for item in items):
+                if behaviour.poison_outage_s is not None and self._revival is None:
+                    self._revival = asyncio.create_task(self._die(behaviour.poison_outage_s))
                 return False
             if behaviour.slow is not None and any(behaviour.slow in item for item in items):
                 await asyncio.sleep(3_600)
             status, answer = self._answer(prefix, items, request)
             await respond(writer, status, json.dumps(answer).encode())
             counters.answered += status == 200
+            if behaviour.timed:
+                counters.taken_s.append(asyncio.get_running_loop().time() - came_at)
             return True
         finally:
             self._note(-1)
@@ -363,7 +389,9 @@ class StubEngine:
         if any(label >= VOCABULARY for label in labels):
             stated = f" (vocab size: {VOCABULARY})" if behaviour.states_vocabulary else ""
             return 400, error(f"Token ID {max(labels)} is out of vocabulary{stated}")
-        counts = [len(tokenize(prefix + item) if isinstance(item, str) else prefix + item) for item in items]
+        counts = [0] * len(items)
+        if not behaviour.quick:
+            counts = [len(tokenize(prefix + item) if isinstance(item, str) else prefix + item) for item in items]
         items = [item if isinstance(item, str) else f"ids {item}" for item in items]
         longest = max(counts, default=0)
         if longest > behaviour.context_tokens and not behaviour.auto_truncate:

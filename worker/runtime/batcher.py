@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import islice
 
 from worker.core.scores import LabelScores, Piece, ScoreRequest
-from worker.errors import EngineDropped, EngineError, InvalidAnswer, RequestRefused, TooLong
+from worker.errors import EngineDropped, EngineError, EngineSilent, InvalidAnswer, RequestRefused, TooLong
+from worker.runtime.suspects import ALONE, Suspects
+from worker.telemetry import Span, Step, current_span, engine_call
 
 Ask = Callable[[Sequence[ScoreRequest]], Awaitable[Sequence[LabelScores]]]
 """As ScoringEngine.score."""
@@ -16,7 +19,8 @@ Ask = Callable[[Sequence[ScoreRequest]], Awaitable[Sequence[LabelScores]]]
 GRACE_S = 0.1
 """So long an answer is kept for equal tickets whose look-up in the cache was under way when it came."""
 
-Group = tuple[Piece, tuple[int, ...]]
+Group = tuple[Piece, tuple[int, ...], int | None]
+"""Prefix, labels, and what `Suspects.most` says: suspects come together, apart from all others."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,10 @@ class _Asked:
 
     waiting: list[asyncio.Future[LabelScores]] = field(default_factory=list)
     answer: LabelScores | None = None
+    spans: list[Span] = field(default_factory=list)
+    """Of those that wait, where they are traced."""
+    call: Step | None = None
+    """The call that it is part of, where a traced ticket waits for that."""
 
 
 @dataclass(slots=True)
@@ -45,6 +53,9 @@ class Batcher:
 
     A call that the engine refuses, drops or answers with nonsense is halved until the one ticket at fault is alone:
     its neighbours are scored. An engine that is away fails the whole call; asking again is the caller's business.
+
+    What a dropped call tells of its requests is kept until they are answered: those that come again after an outage go
+    on being told apart where they were, and one that was dropped by itself is asked about with nothing beside it.
     """
 
     def __init__(
@@ -54,9 +65,12 @@ class Batcher:
         max_wait_s: float,
         concurrency: int,
         size: Callable[[], int] | None = None,
+        ask_alone: Ask | None = None,
     ) -> None:
-        """`size` says how many items a call may have now."""
+        """`size` says how many items a call may have now; `ask_alone` asks while nothing else is being asked."""
         self._engine_ask = ask
+        self._engine_ask_alone = ask_alone or ask
+        self._suspects = Suspects()
         self._max_items = max_items
         self._size = size
         self._max_wait_s = max_wait_s
@@ -75,6 +89,10 @@ class Batcher:
             return asked.answer
         future: asyncio.Future[LabelScores] = asyncio.get_running_loop().create_future()
         asked.waiting.append(future)
+        if (span := current_span()) is not None:
+            asked.spans.append(span)
+            if asked.call is not None:
+                asked.call.link(span)
         return await future
 
     async def aclose(self) -> None:
@@ -86,17 +104,18 @@ class Batcher:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    @property
-    def _items(self) -> int:
-        return self._max_items if self._size is None else max(1, min(self._max_items, self._size()))
+    def _items(self, key: Group) -> int:
+        suspected = key[2]
+        most = self._max_items if suspected is None else min(self._max_items, suspected)
+        return max(1, most if self._size is None else min(most, self._size()))
 
     def _enqueue(self, request: ScoreRequest, asked: _Asked) -> None:
-        key = (request.prefix, request.label_token_ids)
+        key = (request.prefix, request.label_token_ids, self._suspects.most(request))
         group = self._waiting.get(key)
         if group is None:
             group = self._waiting[key] = _Group()
         group.requests[request] = asked
-        if group.is_due or len(group.requests) >= self._items:
+        if group.is_due or len(group.requests) >= self._items(key):
             group.is_due = True
             self._start_calls()
         elif group.timer is None:
@@ -115,7 +134,7 @@ class Batcher:
             group = self._waiting.pop(key)
             if group.timer is not None:
                 group.timer.cancel()
-            most = self._items
+            most = self._items(key)
             if len(group.requests) <= most:
                 requests = group.requests
             else:
@@ -123,7 +142,10 @@ class Batcher:
                 # What is left came while nothing was free: it has waited long enough.
                 self._waiting[key] = _Group(dict(islice(group.requests.items(), most, None)), is_due=True)
             self._free -= 1
-            call = asyncio.create_task(self._call(requests))
+            call = asyncio.create_task(
+                self._call(requests, alone=key[2] == ALONE),
+                context=Context(),  # it is no more about the ticket that happens to start it than about the others
+            )
             self._calls.add(call)
             call.add_done_callback(self._ended)
 
@@ -133,9 +155,10 @@ class Batcher:
         if not call.cancelled():
             self._start_calls()
 
-    async def _call(self, requests: dict[ScoreRequest, _Asked]) -> None:
+    async def _call(self, requests: dict[ScoreRequest, _Asked], *, alone: bool) -> None:
+        ask = self._engine_ask_alone if alone else self._engine_ask
         try:
-            await self._ask(tuple(requests), requests)
+            await self._ask(ask, tuple(requests), requests)
         except asyncio.CancelledError:
             self._forget(requests)
             for asked in requests.values():
@@ -144,23 +167,35 @@ class Batcher:
             raise
         asyncio.get_running_loop().call_later(GRACE_S, self._forget, requests)
 
-    async def _ask(self, batch: Sequence[ScoreRequest], requests: dict[ScoreRequest, _Asked]) -> None:
+    async def _ask(self, ask: Ask, batch: Sequence[ScoreRequest], requests: dict[ScoreRequest, _Asked]) -> None:
         try:
-            rows = await self._engine_ask(batch)
+            spans = [span for request in batch for span in requests[request].spans]
+            with engine_call(spans, len(batch)) as call:
+                if spans:
+                    for request in batch:
+                        requests[request].call = call
+                rows = await ask(batch)
             if len(rows) != len(batch):
                 raise InvalidAnswer(f"{len(rows)} rows for {len(batch)} requests")
         except (RequestRefused, EngineDropped, InvalidAnswer, TooLong) as error:
+            if isinstance(error, EngineDropped):
+                self._suspects.dropped(batch)
             if len(batch) == 1:
                 self._fail(batch, requests, error)
                 return
             middle = len(batch) // 2
-            await self._ask(batch[:middle], requests)
-            await self._ask(batch[middle:], requests)
+            await self._ask(ask, batch[:middle], requests)
+            await self._ask(ask, batch[middle:], requests)
         except EngineError as error:
+            if isinstance(error, EngineSilent):
+                self._suspects.silent(batch)
+            else:
+                self._suspects.outlived(batch)
             self._fail(batch, requests, error)
         except Exception as error:  # noqa: BLE001 - a bug in an adapter must not leave tickets waiting for ever
             self._fail(batch, requests, error)
         else:
+            self._suspects.cleared(batch)
             for request, row in zip(batch, rows, strict=True):
                 asked = requests[request]
                 asked.answer = row

@@ -12,6 +12,7 @@ from worker.errors import EngineDropped, EngineError, EngineUnavailable, Invalid
 from worker.ports import EngineIdentity, ScoringEngine
 from worker.runtime.canary import Canaries, MixedUp, RowWatch
 from worker.runtime.limiter import ConcurrencyLimit
+from worker.telemetry import Attribute, mark
 
 OnChange = Callable[[str, bool, str], None]
 """(endpoint, whether it is up now, why)."""
@@ -55,6 +56,11 @@ class Endpoint:
         self.turn = 0
         """Of its last call, so that equals take turns."""
         self.failures = 0
+        """Calls in a row that met an unavailable engine."""
+        self.drops = 0
+        """Calls in a row that ended without an answer; nobody knows yet whether by the engine's fault."""
+        self.reserved = False
+        """For one call that has to be alone."""
         self.answered_at = self.identified_at = float("-inf")
         self.up = True
         self.trouble: str | None = None
@@ -62,7 +68,12 @@ class Endpoint:
 
     @property
     def has_room(self) -> bool:
-        return self.up and self.outstanding < self.limit.limit
+        return self.up and not self.reserved and self.outstanding < self.limit.limit
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether its last call failed."""
+        return self.failures > 0 or self.drops > 0
 
 
 class EnginePool:
@@ -147,6 +158,20 @@ class EnginePool:
     async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
         """As ScoringEngine.score, on the endpoint with the fewest calls; EngineUnavailable where all are down."""
         endpoint = await self._acquire()
+        return await self._call(endpoint, requests)
+
+    async def score_alone(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+        """As `score`, with no other call at that endpoint: where it is dropped then, no neighbour was the cause."""
+        endpoint = await self._reserve()
+        try:
+            return await self._call(endpoint, requests)
+        finally:
+            endpoint.reserved = False
+            await self._announce_room()
+
+    async def _call(self, endpoint: Endpoint, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+        """Gives back what was acquired."""
+        mark(Attribute.ENDPOINT, endpoint.name)
         started = self._clock()
         outcome = "cancelled"
         try:
@@ -157,9 +182,9 @@ class EnginePool:
             endpoint.limit.refused()
             self._failed(endpoint, str(error))
             raise
-        except EngineDropped as error:
+        except EngineDropped:
             outcome = "dropped"
-            self._failed(endpoint, str(error))
+            await self._dropped(endpoint)
             raise
         except MixedUp as error:
             outcome = "mixed_up"
@@ -205,25 +230,61 @@ class EnginePool:
                     raise EngineUnavailable(f"every engine is down: {self.trouble}")
                 free = [endpoint for endpoint in self._endpoints if endpoint.has_room]
                 if free:
-                    # One that fails has few calls outstanding, since it fails fast: by that alone it would get most.
-                    endpoint = min(free, key=lambda e: (e.failures > 0, e.outstanding, e.turn))
-                    endpoint.outstanding += 1
-                    endpoint.turn = self._turns = self._turns + 1
-                    return endpoint
+                    return self._take(free)
                 await self._room.wait()
+
+    async def _reserve(self) -> Endpoint:
+        """As `_acquire`; whoever does so meanwhile goes elsewhere, or waits."""
+        async with self._room:
+            while True:
+                if not self.is_up:
+                    raise EngineUnavailable(f"every engine is down: {self.trouble}")
+                free = [endpoint for endpoint in self._endpoints if endpoint.up and not endpoint.reserved]
+                if not free:
+                    await self._room.wait()
+                    continue
+                endpoint = self._take(free)
+                endpoint.reserved = True
+                try:
+                    while endpoint.up and endpoint.outstanding > 1:
+                        await self._room.wait()
+                    if endpoint.up:
+                        return endpoint
+                except BaseException:
+                    self._give_back(endpoint)
+                    raise
+                self._give_back(endpoint)
+
+    def _take(self, free: Sequence[Endpoint]) -> Endpoint:
+        # One that fails has few calls outstanding, since it fails fast: by that alone it would get most.
+        endpoint = min(free, key=lambda e: (e.is_doubtful, e.outstanding, e.turn))
+        endpoint.outstanding += 1
+        endpoint.turn = self._turns = self._turns + 1
+        return endpoint
+
+    def _give_back(self, endpoint: Endpoint) -> None:
+        endpoint.outstanding -= 1
+        endpoint.reserved = False
+        self._room.notify_all()
 
     async def _announce_room(self) -> None:
         async with self._room:
             self._room.notify_all()
 
     def _answered(self, endpoint: Endpoint) -> None:
-        endpoint.failures = 0
+        endpoint.failures = endpoint.drops = 0
         endpoint.answered_at = self._clock()
 
     def _failed(self, endpoint: Endpoint, why: str) -> None:
         endpoint.failures += 1
         if endpoint.failures >= self._health.failures_to_open:
             self._open(endpoint, why)
+
+    async def _dropped(self, endpoint: Endpoint) -> None:
+        """Tickets that end their own connection are no outage: where drops come in a row, a probe tells."""
+        endpoint.drops += 1
+        if endpoint.drops >= self._health.failures_to_open:
+            await self.suspect()
 
     def _distrust(self, endpoint: Endpoint, error: MixedUp) -> None:
         if endpoint.rows.is_hopeless:
@@ -267,7 +328,7 @@ class EnginePool:
             for endpoint in self._endpoints:
                 if endpoint.up and endpoint.identified_at < unasked_since:
                     await self._look_for_another_model(endpoint)
-                idle = not endpoint.outstanding and (endpoint.answered_at < idle_since or endpoint.failures > 0)
+                idle = not endpoint.outstanding and (endpoint.answered_at < idle_since or endpoint.is_doubtful)
                 if endpoint.up and (idle or endpoint.rows.is_overdue):
                     try:
                         if endpoint.rows.is_overdue:
@@ -307,11 +368,21 @@ class EnginePool:
             )
 
     async def _one_cannot_score(self) -> bool:
-        found = False
-        for endpoint in [e for e in self._endpoints if e.up]:
-            try:
-                await endpoint.engine.score([self._probe_request])
-            except (EngineUnavailable, EngineDropped, InvalidAnswer) as error:
-                self._open(endpoint, str(error))
-                found = True
-        return found
+        found = await asyncio.gather(*(self._cannot_score(endpoint) for endpoint in self._endpoints if endpoint.up))
+        return any(found)
+
+    async def _cannot_score(self, endpoint: Endpoint) -> bool:
+        try:
+            await endpoint.engine.score([self._probe_request])
+        except (EngineUnavailable, EngineDropped, InvalidAnswer) as error:
+            self._open(endpoint, str(error))
+            return True
+        endpoint.drops = 0
+        return False
+
+
+def degraded(trouble: str | None, alarm: str | None) -> str | None:
+    """One line on a pool that works, by its `trouble` and `alarm`; None where nothing is wrong."""
+    out = None if trouble is None else f"engine is down: {trouble}"
+    distrusted = None if alarm is None else f"engine mixes up rows: {alarm}"
+    return "; ".join(each for each in (out, distrusted) if each is not None) or None
