@@ -14,7 +14,8 @@ from worker.core.answers import failed_test, raise_by_answers, read_answer, unan
 from worker.core.calibration import Calibrator
 from worker.core.envelope import Answer
 from worker.core.policy import Calibration, Decision, NoCalibration, reason
-from worker.core.rules import RuleSet, RuleTest
+from worker.core.rule_kinds import RuleTest
+from worker.core.rules import RuleSet
 from worker.core.scores import LabelScores
 
 DUTY = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from worker.core.rules import FieldRule
+from worker.core.rule_kinds import FieldRule
 from worker.core.ticket import Intake, Ticket, parse_ticket
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/messages.md").read_text(encoding="utf-8")

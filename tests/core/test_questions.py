@@ -140,7 +140,9 @@ def with_questions(*bodies: dict[str, object], **rules: object) -> RuleSet:
 
 def test_a_set_without_questions_keeps_the_digest_it_had_before_there_were_any() -> None:
     plain = rule_set()
-    later = {"length": True, "steering": True, "gates": {"other_order_margin"}}
+    later = {
+        "length": True, "steering": True, "mode": True, "gates": {"other_order_margin"}, "topics": {"answers"},
+    }  # fmt: skip
     rules = plain.rules.model_dump_json(exclude={"tests": True, "overrides": True, "answers": True, **later})
     assert '"overrides"' not in rules
     before = rules[:-1] + ',"overrides":[]}'

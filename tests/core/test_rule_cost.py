@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from worker.core.rules import KeywordRule
+from worker.core.rule_kinds import KeywordRule
 from worker.core.ticket import Ticket
 
 CATASTROPHIC = r"^(\w+\s?)*$"

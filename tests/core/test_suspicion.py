@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.adapters.files import SAMPLES_FILE, load_labelled, load_rule_set
 from worker.core.normalise import canonical
 from worker.core.steering import flagger_for
-from worker.core.suspicion import Flagger, without
+from worker.core.suspicion import Flagger, _folded, _is_disguised, _original, _sentences, without
 
 ROOT = Path(__file__).parents[2] / "routing_rules"
 FLAGGER = Flagger(["billing", "network", "printing", "Network and VPN", "주차", "소음"], ["Team:", "Ticket:"])
@@ -63,6 +63,17 @@ def test_what_addresses_the_router_is_found_and_the_honest_part_is_left(attack: 
 )
 def test_what_addresses_the_desk_is_left_alone(text: str) -> None:
     assert FLAGGER.find(canonical(text)) == ()
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(st.sampled_from([*"ab1가ㅈㅓＡа .!?。…-_/*'\"(⒈", "x " * 6, "a." * 5, "Ab9+" * 10, " -- "]), max_size=40)
+)
+def test_where_a_sentence_is_disguised_the_whole_text_is(pieces: list[str]) -> None:
+    text = canonical("".join(pieces))
+    folded, places = _folded(text)
+    if any(_is_disguised(_original(text, places, start, end)) for start, end in _sentences(folded)):
+        assert _is_disguised(text)
 
 
 @pytest.mark.parametrize("name", ["helpdesk", "civil_complaints", "city_services"])

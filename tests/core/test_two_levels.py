@@ -243,9 +243,9 @@ async def test_stated_words_that_are_no_single_tokens_are_refused_by_their_depar
 
 
 async def test_a_thousand_categories_in_forty_departments_have_labels_of_their_own() -> None:
-    departments = [{"id": f"d{n}", "name": "D", "description": "d"} for n in range(40)]
+    departments = [{"id": f"d{n}", "name": f"D{n}", "description": "d"} for n in range(40)]
     leaves = tuple(
-        Category(id=f"c{n}", name="C", description="c", parent=f"d{n % 40}", examples=("x",)) for n in range(1000)
+        Category(id=f"c{n}", name=f"C{n}", description="c", parent=f"d{n % 40}", examples=("x",)) for n in range(1000)
     )
     levels = TwoLevels.model_validate({"departments": departments}, strict=False)
     found = await chosen(city(categories=leaves, two_levels=levels))

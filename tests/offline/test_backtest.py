@@ -18,15 +18,26 @@ from worker.core.answers import raise_by_answers, read_answer
 from worker.core.artefact import Artefact
 from worker.core.digest import fingerprint
 from worker.core.envelope import ENVELOPE_SCHEMA, Answer, Envelope, Origin, Timings
-from worker.core.policy import Calibration, Decision, decide, escalate_unscored, read_in_part, reason, vetoed
+from worker.core.policy import (
+    Calibration,
+    Decision,
+    carried_out,
+    decide,
+    escalate_unscored,
+    read_in_part,
+    reason,
+    vetoed,
+)
 from worker.core.questions import Questions, YesNoQuestion
 from worker.core.rules import Rules, RuleSet
 from worker.core.scores import LabelScores
 from worker.errors import ConfigError
-from worker.offline.backtest import MALFORMED, PEOPLE, Backtest, backtest, expected
+from worker.offline.backtest import MALFORMED, PEOPLE, Backtest, backtest
 from worker.offline.backtest_report import backtest_report, limits
+from worker.offline.counted import expected
 from worker.offline.redecide import Terms
 from worker.offline.rules_diff import Side, version_of
+from worker.runtime.outputs import would_of
 
 ENGINE, MODEL = "stub", "a model"
 IDS = ("billing", "login", "bug", "none")
@@ -316,3 +327,57 @@ def test_the_page_and_the_json_say_the_same_and_refer_to_nothing_outside() -> No
     data = orjson.loads(orjson.dumps(found.to_dict()))
     assert data["replayed"]["routed"] == found.replayed.routed
     assert sum(move["tickets"] for move in data["moves"]) == found.replayed.n
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+def held(by: Side, decision: Decision, number: int, **changes: object) -> bytes:
+    """The record of a decision in the mode that these rules state."""
+    done = carried_out(decision, by.rule_set)
+    would = None if done is decision else would_of(decision)
+    return line(by, done, number, mode=by.rule_set.mode_of(decision.category), would=would, **changes)
+
+
+@pytest.mark.parametrize("mode", ["shadow", "assist"])
+def test_a_log_of_shadow_or_assist_shows_what_auto_does(mode: str) -> None:
+    careful, live = side(mode=mode), side()
+    kept = [held(careful, decided(careful, scores), i) for i, scores in enumerate(drawn(400))]
+    there = run(log(live), live)
+    stays, goes = run(kept, careful), run(kept, live, careful)
+    assert stays.moved == 0 and stays.recorded == stays.replayed and stays.recorded.routed == 0
+    assert stays.recorded.reasons[f"{mode}_mode"] == there.recorded.routed > 50
+    assert goes.replayed == there.replayed and goes.moved == there.recorded.routed
+    for side_of in (stays.recorded, stays.replayed, goes.recorded):
+        assert side_of.if_auto == there.recorded.automation
+        assert math.isclose(side_of.if_auto_wrong.value, there.recorded.expected_wrong.value)
+        assert sum(side_of.held.values()) == there.recorded.routed
+    assert goes.replayed.held == {} and goes.replayed.if_auto_error == goes.replayed.expected_error
+
+
+def test_a_category_that_is_held_back_anew_shows_as_a_move_to_people() -> None:
+    live, careful = side(), side(categories={"bug": {"mode": "assist"}})
+    found = run(log(live), careful, live)
+    gone = found.recorded.ends["bug"]
+    assert found.moves["bug", PEOPLE] == gone == found.replayed.held["bug"] > 5
+    assert found.replayed.reasons["assist_mode"] == gone
+    assert found.replayed.if_auto == found.recorded.automation
+
+
+def test_what_a_rule_routes_goes_where_the_new_mode_lets_it() -> None:
+    override = Decision("route", "desk.bug", "bug", (reason("override", name="alerts"),))
+    careful, live = side(mode="shadow"), side()
+    found = run([*log(live, 20), held(careful, override, 21)], live)
+    assert (found.kept_overrides, found.moves[PEOPLE, "bug"]) == (1, 1)
+    back = run([*log(live, 20), held(live, override, 21)], careful)
+    assert back.moves["bug", PEOPLE] >= 1 and back.replayed.held["bug"] >= 1
+
+
+def test_a_ticket_read_in_part_is_held_by_its_cut_and_not_by_the_mode() -> None:
+    careful = side(mode="shadow", length={"when_cut": "decide"})
+    scores = next(s for s in drawn(400) if decided(careful, s).action == "route")
+    cut = read_in_part(decided(careful, scores), careful.rule_set, 100)
+    whole = held(careful, cut, 1)
+    assert run([whole], side(length={"when_cut": "decide"})).replayed.routed == 1
+    stays = run([whole], side())
+    assert stays.replayed.routed == 0 and stays.kept_second_look == {"truncated": 1}

@@ -17,7 +17,8 @@ from worker.core.envelope import (
     envelope_json_schema,
 )
 from worker.core.policy import REASONS
-from worker.offline.docs_tables import TABLES, renew, with_tables
+from worker.core.schemas import SCHEMAS
+from worker.offline.docs_tables import TABLES, renew, renew_schemas, schema_files, with_tables
 
 MESSAGES = Path(__file__).parents[2] / "docs/messages.md"
 DOCUMENT = MESSAGES.read_text(encoding="utf-8")
@@ -59,6 +60,26 @@ def test_every_field_of_a_decision_is_explained() -> None:
     explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", DOCUMENT, re.MULTILINE))))
     trivial = {"schema", "ticket_id", "tenant", "decided_at"}
     assert set(envelope_json_schema()["properties"]) - trivial <= explained
+
+
+def test_the_schemas_beside_the_documents_are_those_that_the_code_makes(tmp_path: Path) -> None:
+    """Red means: run `python -c "from pathlib import Path; from worker.offline.docs_tables import renew_schemas;
+    renew_schemas(Path('docs/schemas'))"`."""
+    folder = MESSAGES.parent / "schemas"
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == schema_files()
+    renew_schemas(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.json" for name in SCHEMAS}
+    for schema in SCHEMAS.values():
+        jsonschema.Draft202012Validator.check_schema(schema())
+
+
+def test_the_headers_of_a_dead_letter_follow_their_schema() -> None:
+    for again in ((), (("ticket-router-attempt", b"3"),)):
+        headers = dead_letter_headers(again, Origin("t", 0, 12), "no_text", "d")
+        shown = {name: (value or b"").decode() for name, value in headers}
+        jsonschema.Draft202012Validator(SCHEMAS["dead_letter"]()).validate(shown)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(SCHEMAS["dead_letter"]()).validate(shown | {"ticket-router-reason": "x"})
 
 
 def test_every_header_of_a_dead_letter_is_named() -> None:

@@ -101,10 +101,10 @@ def test_answers_that_are_none_are_listed_and_a_file_without_the_column_is_read_
 ) -> None:
     folder = desk[0]
     assert len(load_labelled(labelled(folder), ("1", "2", "3"), "urgency")) == 60
-    with pytest.raises(ConfigError, match="label '3' is no answer to 'urgency'"):
+    with pytest.raises(ConfigError, match="'3' is no answer to 'urgency'"):
         load_labelled(folder / "samples/tickets.csv", ("1", "2"), "urgency")
     (folder / "bare.csv").write_text("text\nx\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="no column urgency; the columns are text"):
+    with pytest.raises(ConfigError, match="no column 'urgency' with its answers.*; the columns are text"):
         load_labelled(folder / "bare.csv", ("1", "2"), "urgency")
 
 

@@ -44,7 +44,7 @@ def escalated(*codes: str, attempts: int = 0) -> Record:
 def planned(
     records: Sequence[Record], sent_in: Sequence[Record] = (), selection: Selection = EVERYTHING, dead: bool = True
 ) -> Replay:
-    return plan(records, sent_in, RULES.input_topic, dead, selection)
+    return plan(records, sent_in, RULES.input_topic, 4, dead, selection)
 
 
 def test_a_dead_letter_goes_back_as_it_came_with_its_origin_and_attempts() -> None:
@@ -94,3 +94,27 @@ def test_pointers_and_strangers_are_left() -> None:
     )
     assert not found.resends
     assert sum(found.left.values()) == 3
+
+
+def test_places_that_cannot_be_are_left_whoever_states_them() -> None:
+    """Anybody may write to a topic; nothing of it may keep back the rest."""
+
+    def stated(**place: object) -> Record:
+        origin = {"topic": RULES.input_topic, "partition": 0, "offset": 1} | place
+        decision = orjson.dumps({"origin": origin, "reasons": []})
+        return Record(Partition(RULES.human_topic, 0), 0, b"", b"", ((DECISION_HEADER, decision),), 0)
+
+    places = [{"partition": 4}, {"partition": -1}, {"partition": 2**40}, {"offset": -7}, {"offset": 1.5}, {"topic": 5}]
+    odd = [b"5", b"[]", b"{}", b'{"origin": [], "reasons": []}', b'{"reasons": [1]}', b'{"reasons": 1}', b"[" * 9_999]
+    strangers = [stated(**place) for place in places]
+    strangers += [Record(Partition(RULES.human_topic, 0), 0, b"", b"", ((DECISION_HEADER, raw),), 0) for raw in odd]
+    found = planned([*strangers, dead_letter(origin=Origin(RULES.input_topic, 2**40, 0)), escalated("x")], dead=False)
+    assert [resend.origin for resend in found.resends] == [ORIGIN]
+    assert sum(found.left.values()) == len(strangers) + 1
+    assert found.left[f"from a partition that topic {RULES.input_topic} does not have"] == 1
+
+
+def test_what_cannot_be_written_is_not_said_to_be_sent() -> None:
+    both = planned([dead_letter(), dead_letter("no_text", origin=Origin(RULES.input_topic, 0, 1))])
+    found = both.without({both.resends[0]: "too large"})
+    assert (found.reasons, found.left) == ({"no_text": 1}, {"too large": 1})

@@ -9,15 +9,21 @@ import re
 import struct
 from pathlib import Path
 
+import orjson
 import pytest
 
+from tests.core.sets import artefact
+from tests.core.test_cards import RULES, UNSURE, card, envelope
 from tests.offline.chromium import visit
 from tests.offline.populations import IDS, question, scored
 from tests.offline.test_backtest import log, side
+from worker.core.cards import make_card
 from worker.core.guarantees import n_min
+from worker.core.policy import Calibration, decide
 from worker.offline.backtest import backtest
 from worker.offline.backtest_report import backtest_report
 from worker.offline.calibrate import CalibrationResult, calibrate
+from worker.offline.demo import card_of
 from worker.offline.demo_summary import DemoSummary, DeskSummary, ExampleDecision
 from worker.offline.evaluate import evaluate
 from worker.offline.measures import share
@@ -88,10 +94,10 @@ def examined() -> SelfTest:
 
 
 def demo() -> DemoSummary:
-    result = calibrated()
+    result, shown = calibrated(), card(UNSURE)
     examples = (
         ExampleDecision(ATTACK, "en", "route", "billing", 0.97, "certified", "The score is above.", "billing"),
-        ExampleDecision(KOREAN * 20, "ko", "escalate", "access", 0.41, "below_threshold", "Not above.", "network"),
+        ExampleDecision(KOREAN * 20, "ko", "escalate", "access", 0.41, "below_threshold", "No.", "network", shown),
         ExampleDecision("wrong one", None, "route", "travel", None, "override", "Rule 'x' routes.", "access"),
     )
     desk = DeskSummary(
@@ -141,6 +147,19 @@ def page(name: str) -> Report:
     return demo_report(demo())
 
 
+def test_the_card_of_a_recorded_decision_is_the_workers() -> None:
+    decided = envelope(decide(UNSURE, RULES, Calibration(artefact(RULES))))
+    assert card_of(orjson.loads(decided.to_bytes()), RULES) == make_card(decided, RULES)
+    assert card_of({"action": "route"}, RULES) is None
+
+
+def test_a_card_is_shown_in_both_languages() -> None:
+    html = page("demo").html
+    assert "It would have been routed to &#39;Billing&#39; with a score above 0.5" in html
+    assert "기준 0.5보다 높아야 합니다" in html and "점수 0.4211이(가) 인증된 기준 0.5보다 높지 않습니다." in html
+    assert html.count("As people see them") == 1
+
+
 PAGES = ("calibration", "too few labels", "misroutes, jointly", "evaluation", "selftest", "backtest", "demo")
 
 
@@ -184,6 +203,17 @@ def test_ticket_texts_are_text() -> None:
         html = page(name).html
         assert "<script" not in html and "&lt;script&gt;" in html
         assert "<img src=https" not in html
+
+
+def test_what_is_personal_in_a_ticket_is_not_in_the_page() -> None:
+    result = calibrated()
+    certifying = [
+        dataclasses.replace(row, ticket=dataclasses.replace(row.ticket, text="call 010-1234-5678, hong@desk.example"))
+        for row in result.certifying
+    ]
+    html = calibration_report(dataclasses.replace(result, certifying=certifying), examined()).html
+    assert "call [PHONE], [EMAIL]" in html
+    assert "1234-5678" not in html and "hong@" not in html
 
 
 def test_the_same_result_gives_the_same_page_and_the_same_pictures() -> None:

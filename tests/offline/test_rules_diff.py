@@ -54,6 +54,38 @@ def test_a_rule_set_does_not_differ_from_itself_and_nothing_expires() -> None:
     assert "in force" in diff.expires[1]
 
 
+def test_two_sets_are_said_to_be_no_versions_of_one() -> None:
+    old = rule_set()
+    other = old.model_copy(update={"categories": old.categories.model_copy(update={"id": "city"})})
+    said = differing(old, other).two_sets
+    assert said is not None and "two rule sets, 'desk' and 'city'" in said
+    said = differing(old, rule_set("travel", "visa")).two_sets
+    assert said is not None and "not one category" in said
+    assert differing(old, old).two_sets is None
+    renamed = [category(f"new_{c.id}", description=c.description) for c in old.categories.categories]
+    assert differing(old, with_categories(old, *renamed)).two_sets is None
+
+
+def test_the_exit_code_is_that_of_diff(tmp_path: Path) -> None:
+    one, other = ROOT / "helpdesk", ROOT / "civil_complaints"
+    same = CliRunner().invoke(cli.app, ["rules", "diff", str(one), str(one)])
+    assert same.exit_code == 0, same.output
+    differ = CliRunner().invoke(cli.app, ["rules", "diff", str(one), str(other)])
+    assert differ.exit_code == 1
+    assert "two rule sets, 'helpdesk' and 'civil_complaints'" in differ.output.splitlines()[1]
+
+
+def test_modes_are_named_as_they_are_in_force_and_expire_nothing() -> None:
+    old = rule_set(mode="shadow", categories={"bug": {"mode": "assist", "alpha": 0.05}})
+    new = rule_set(mode="assist", categories={"billing": {"mode": "auto"}, "bug": {"alpha": 0.05}})
+    diff = differing(old, new)
+    assert {(c.what, c.detail) for c in diff.changes} == {
+        ("by default", "shadow → assist"), ("billing", "shadow → auto"), ("login", "shadow → assist"),
+    }  # fmt: skip
+    assert diff.changed_parts == () and {c.area for c in diff.changes} == {"modes"}
+    assert diff.expires[0] == "cache: scores of the set's own question stay"
+
+
 def test_categories_that_come_and_go_are_named() -> None:
     old = rule_set()
     first, second, third = old.categories.categories
@@ -238,7 +270,7 @@ def test_diff_and_backtest_as_commands(tmp_path: Path) -> None:
     file = tmp_path / "decisions.jsonl"
     file.write_bytes(b"".join(log(side(0.8), 200)))
     code, said = told("rules", "diff", old, new, "--log", file)
-    assert code == 0 and "certificates: changed billing" in said and "people → billing" in said
+    assert code == 1 and "certificates: changed billing" in said and "people → billing" in said
     code, said = told("backtest", "--log", file, "--rules", new, "--old", old, "--report", tmp_path / "report")
     assert code == 0 and "people → billing" in said
     assert "would go elsewhere" in (tmp_path / "report/report.html").read_text(encoding="utf-8")

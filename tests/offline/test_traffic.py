@@ -31,8 +31,8 @@ def test_unlabelled_tickets_come_from_csv_and_jsonl_and_labels_in_them_are_not_l
         ("t.csv", "id,text\na,x\na,\nb,y\nb,z\n", ["2 problems", "line 3: no text", "id 'b' stands 2 times"]),
         ("t.csv", "id,body\na,x\n", ["no column text"]),
         ("t.csv", "text\n", ["no tickets in it"]),
-        ("t.jsonl", '{"text": "x"}\nnot json\n', ["t.jsonl:2: not JSON"]),
-        ("t.jsonl", "[1]\n", ["t.jsonl:1: not a JSON object"]),
+        ("t.jsonl", '{"text": "x"}\nnot json\n', ["1 problems", "line 2: not JSON"]),
+        ("t.jsonl", "[1]\n", ["line 1: not a JSON object"]),
         ("t.csv", 'text\n"never closed\n', ["not a UTF-8 CSV"]),
     ],
 )

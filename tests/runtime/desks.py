@@ -29,7 +29,7 @@ from worker.runtime.limiter import RetryBudget
 from worker.runtime.loop import Limits, Worker
 from worker.runtime.outputs import Outputs, Provenance
 from worker.runtime.router import Router
-from worker.telemetry import Metrics, NoTracing
+from worker.telemetry import Metrics, NoTracing, Tracing
 
 RULES = rule_set()
 OUTPUTS = dict.fromkeys(RULES.output_topics, 1)
@@ -52,6 +52,7 @@ def make_worker(
     metrics: Metrics | None = None,
     stream: MemoryStream | None = None,
     cache: ScoreCache | None = None,
+    tracing: Tracing | None = None,
 ) -> Worker:
     """A worker with everything real but the broker, the engine and the cache."""
     primitive = ChooseOne(Prompt("p", "\n:"), Labels(("a", "b", "c"), (1, 2, 3)))
@@ -92,7 +93,7 @@ def make_worker(
         outputs=Outputs(rules, Provenance("scripted", "m", made.digest)),
         limits=limits or Limits(settle_interval_s=0.01, drain_s=5.0, revoke_s=0.2),
         journal=journal,
-        tracing=NoTracing(),
+        tracing=tracing or NoTracing(),
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),
         sleep=sleep,

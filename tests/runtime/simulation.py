@@ -118,7 +118,9 @@ class Simulated:
             on_call=lambda outcome, _: self.outcomes.update([outcome]),
             on_rows=self._checked,
         )
-        self.batcher = Batcher(self.pool.score, batch_items, batch_wait_s, concurrency * len(engines))
+        self.batcher = Batcher(
+            self.pool.score, batch_items, batch_wait_s, concurrency * len(engines), ask_alone=self.pool.score_alone
+        )
         self.router = Router(
             rule_set=RULES,
             primitive=PRIMITIVE,

@@ -35,6 +35,14 @@ def test_a_worker_that_waits_for_its_engine_shows_it_down_and_not_nothing(metric
     assert values(metrics, PARTITIONS) == {"": 0}
 
 
+def test_a_server_over_http_that_waits_shows_no_partitions_which_it_will_never_have(
+    metrics: Metrics, journal: Journal
+) -> None:
+    journal.waiting("engine-1: it does not answer", for_partitions=False)
+    assert values(metrics, ENGINE_UP) == {"": 0}
+    assert values(metrics, PARTITIONS) == {}
+
+
 def test_a_category_is_certified_where_any_score_would_route_to_it(metrics: Metrics, journal: Journal) -> None:
     refused = certificate("bug", threshold=math.inf, m=0, k=0)
     made = artefact(RULES, certificate("billing"), certificate("login"), refused)

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from worker.errors import ConfigError
-from worker.runtime.listener import Listener
+from worker.runtime.http import HealthServer
+from worker.runtime.listener import NO_HTTP, NO_SUCH_EXPECTATION, Listener
 
 HEAD = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -70,6 +71,42 @@ async def test_connections_beyond_the_limit_are_ended_and_those_before_it_served
         assert b"200 OK" in await asyncio.wait_for(held[0][0].read(4_096), 20)
         for _, writer in held:
             writer.close()
+
+
+SECRET = b"<script>hunter2</script>"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-A\x01: " + SECRET + b"\r\n\r\n", NO_HTTP),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: " + SECRET + b"\r\n\r\n", NO_HTTP),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: " + SECRET + b"\r\nContent-Length: 1\r\n\r\n", NO_HTTP),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + SECRET * 4_000 + b"\r\n\r\n", NO_HTTP),
+        (SECRET + b" / HTTP/1.1\r\n\r\n", NO_HTTP),
+        (b"GET / " + SECRET + b"\r\n\r\n", NO_HTTP),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nExpect: " + SECRET + b"\r\n\r\n", NO_SUCH_EXPECTATION),
+    ],
+)
+async def test_what_no_handler_sees_is_answered_in_one_sentence_that_quotes_nothing(
+    sent: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening() as port:
+        answered = await answer_to(port, sent)
+    assert answered.split(b" ", 2)[1] in (b"400", b"417")
+    assert answered.endswith(b"\r\n\r\n" + said.encode())
+    assert b"hunter2" not in answered and "hunter2" not in caplog.text
+
+
+async def test_the_health_port_is_as_discreet() -> None:
+    health = HealthServer(lambda: None, lambda: None, lambda: "")
+    port = await health.start("127.0.0.1", 0)
+    try:
+        answered = await answer_to(port, b"GET / " + SECRET + b"\r\n\r\n")
+    finally:
+        await health.aclose()
+    assert answered.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+    assert answered.endswith(NO_HTTP.encode())
 
 
 async def test_a_port_that_is_taken_names_the_setting() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import orjson
 from pydantic import TypeAdapter
 
+from worker.core.certificates import ScoreForm
 from worker.core.digest import FINGERPRINT_HEX, fingerprint, framed
+from worker.core.modes import Mode
 
 ENVELOPE_SCHEMA: Literal["ticket-router/decision/1"] = "ticket-router/decision/1"
 
 RESERVED_PREFIX = "ticket-router-"
 """Headers under this prefix are ours: they are removed from what arrives, so that nobody can forge a decision."""
 DECISION_HEADER = "ticket-router-decision"
+CARD_HEADER = "ticket-router-card"
+"""On people's topics only; see core.cards."""
 DEAD_LETTER_REASON = "ticket-router-reason"
 DEAD_LETTER_DETAIL = "ticket-router-detail"
 ORIGIN_TOPIC = "ticket-router-origin-topic"
@@ -66,6 +71,51 @@ class Reason:
 
     code: str
     sentence: str
+    values: dict[str, str] = field(default_factory=dict, compare=False)
+    """What the sentence was filled in with, by name, so that it can be said in another language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The certificate that a score was compared with."""
+
+    group: str
+    threshold: float | None
+    """The score had to be above it; None where any score was enough."""
+    alpha: float
+    delta: float
+    procedure: Literal["rank", "frozen", "misroutes_per_ticket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """How near a scored ticket came to being routed to `category`, under a calibration in force."""
+
+    category: str
+    gate: Literal["label_mass", "none_of_the_above", "stability", "certificate", "threshold"] | None
+    """The first gate that stayed closed; None where all were open, and something else sent it to people."""
+    value: float | None
+    """What the ticket has at that gate."""
+    needed: float | None
+    """What it takes there; None where nothing would do."""
+    score: float
+    """What is compared with the threshold; the least possible one where labels were not returned."""
+    form: ScoreForm
+    certificate: Allowance | None
+    """None: none is in force for the category, so no score would have routed the ticket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Would:
+    """What auto would have done with a ticket that the mode held back: route it."""
+
+    category: str
+    topic: str
+    probability: float | None
+    """Calibrated probability that this is right; None where a rule said so."""
+    reasons: tuple[Reason, ...]
+    certificate: Allowance | None
+    """None where a rule said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +191,12 @@ class Envelope:
     """What a label that was not returned has at most; None where all were returned."""
     answers: tuple[Answer, ...] = ()
     """What the rule set's further questions gave, in their order; empty where none was asked."""
+    mode: Mode = "auto"
+    """How much of the decision was carried out: that of the category, or of the set where there is none."""
+    would: Would | None = None
+    """What auto would have done, where the mode held a route back; None where this is what auto does."""
+    nearest: Nearest | None = None
+    """Of scored tickets that went to people; None without a calibration in force."""
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(self)
@@ -189,6 +245,16 @@ def stated_origin(headers: Headers) -> Origin | None:
     if topic is None or not all(number.isdigit() and len(number) < 20 for number in numbers):
         return None
     return Origin(topic.decode(errors="replace"), int(numbers[0]), int(numbers[1]))
+
+
+def decided_origin(decision: Mapping[str, Any]) -> Origin | None:
+    """The origin that a decision states; None where that is none, as in what others wrote."""
+    match decision.get("origin"):
+        case {"topic": str(topic), "partition": int(partition), "offset": int(offset)} if (
+            0 <= partition < 2**31 and 0 <= offset < 2**63
+        ):
+            return Origin(topic, partition, offset)
+    return None
 
 
 def origin_headers(origin: Origin) -> Headers:

@@ -14,13 +14,14 @@ from typing import Literal
 from worker.core.artefact import Artefact, Fingerprints
 from worker.core.categories import NONE_ID
 from worker.core.certificates import Certificate
-from worker.core.envelope import Answer, Ranked, Reason
+from worker.core.envelope import Allowance, Answer, Nearest, Ranked, Reason
 from worker.core.partial_scores import Range, settle
 from worker.core.rules import RuleSet
 from worker.core.score_form import max_probability, raw_margin
 from worker.core.scores import LabelScores
 from worker.core.ticket import Ticket
 
+GateName = Literal["label_mass", "none_of_the_above", "stability", "certificate", "threshold"]
 TOP = 3
 """How many categories a decision names."""
 
@@ -55,6 +56,8 @@ REASONS: Mapping[str, str] = {
     "engine_refused": "The engine refused this ticket: {detail}.",
     "engine_dropped": "The engine closed the connection over this ticket, more than once.",
     "invalid_answer": "The engine's answer failed validation: {detail}.",
+    "shadow_mode": "Shadow mode: people decide, and are shown no suggestion.",
+    "assist_mode": "Assist mode: people decide; it would have gone to '{category}'.",
     "topic_refused": "Topic '{topic}' did not take the ticket: {detail}.",
     "internal_error": "The worker failed on this ticket: {detail}.",
 }
@@ -63,7 +66,8 @@ REASONS: Mapping[str, str] = {
 
 def reason(code: str, **values: object) -> Reason:
     """The code with its sentence filled in. Raises KeyError on an unknown code or a missing value."""
-    return Reason(code, REASONS[code].format(**values))
+    said = {name: str(value) for name, value in values.items()}
+    return Reason(code, REASONS[code].format(**said), said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class Decision:
     scores: LabelScores | None = None
     answers: tuple[Answer, ...] = ()
     """To the rule set's further questions."""
+    nearest: Nearest | None = None
+    """How near the score came, or what it passed; None without scores or without a calibration."""
 
 
 def decide_override(ticket: Ticket, rule_set: RuleSet) -> Decision | None:
@@ -132,6 +138,19 @@ def vetoed(decision: Decision, rule_set: RuleSet, why: Reason) -> Decision:
     return replace(decision, action="escalate", topic=rule_set.human_topic, reasons=(why,))
 
 
+def carried_out(decision: Decision, rule_set: RuleSet) -> Decision:
+    """What is done of a decision in the mode of its category: itself in auto, and every escalation is itself. Routes
+    go to people in shadow and assist, whoever said so: a score, or a rule that reads no score.
+    """
+    if decision.action != "route":
+        return decision
+    mode = rule_set.mode_of(decision.category)
+    if mode == "auto":
+        return decision
+    why = reason("shadow_mode") if mode == "shadow" else reason("assist_mode", category=decision.category)
+    return vetoed(decision, rule_set, why)
+
+
 def read_in_part(decision: Decision, rule_set: RuleSet, tokens: int) -> Decision:
     """The decision about a ticket of which so many tokens were read: it says so, and routes only where that may be."""
     why = reason("truncated", tokens=tokens)
@@ -158,7 +177,9 @@ def decide(scores: LabelScores, rule_set: RuleSet, calibration: Calibration | No
     margin = math.inf
     if artefact.margin_gate is not None:
         margin = raw_margin(probabilities if artefact.form == "max_probability" else scores.logprobs).score
-    why, passed = _gates(category, Range.exactly(routed.score), Range.exactly(margin), scores, rule_set, artefact)
+    score, lead = Range.exactly(routed.score), Range.exactly(margin)
+    why, nearest = _gates(category, score, lead, scores, rule_set, artefact)
+    passed = nearest.gate is None
     return Decision(
         action="route" if passed else "escalate",
         topic=rule_set.categories.topic(category) if passed else rule_set.human_topic,
@@ -168,6 +189,7 @@ def decide(scores: LabelScores, rule_set: RuleSet, calibration: Calibration | No
         top=tuple(Ranked(ids[i], probabilities[i]) for i in order[:TOP]),
         margin=probabilities[order[0]] - probabilities[order[1]],
         scores=scores,
+        nearest=nearest,
     )
 
 
@@ -182,7 +204,8 @@ def _decide_partial(scores: LabelScores, rule_set: RuleSet, artefact: Artefact) 
         why = low_mass or _not_returned(scores, "which label is the first")
         return Decision("escalate", rule_set.human_topic, ids[scores.best_known], (why,), scores=scores)
     category = ids[settled.index]
-    why, passed = _gates(category, settled.score, settled.margin, scores, rule_set, artefact)
+    why, nearest = _gates(category, settled.score, settled.margin, scores, rule_set, artefact)
+    passed = nearest.gate is None
     known = [place for place in range(len(ids)) if place not in scores.unknown]
     order = sorted(known, key=settled.at_least.__getitem__, reverse=True)
     return Decision(
@@ -194,6 +217,7 @@ def _decide_partial(scores: LabelScores, rule_set: RuleSet, artefact: Artefact) 
         top=tuple(Ranked(ids[i], settled.at_least[i]) for i in order[:TOP]),
         margin=settled.margin.low if artefact.form == "max_probability" else None,
         scores=scores,
+        nearest=nearest,
     )
 
 
@@ -218,33 +242,47 @@ def _not_returned(scores: LabelScores, what: str) -> Reason:
 
 def _gates(
     category: str, score: Range, margin: Range, scores: LabelScores, rule_set: RuleSet, artefact: Artefact
-) -> tuple[Reason, bool]:
+) -> tuple[Reason, Nearest]:
     """The first gate that does not open, or the certificate under which the ticket routes.
 
     `score` and `margin` are ranges where labels are unknown: a gate opens where it would for all of a range, refuses
     where it would for all of it, and else the ticket goes to people for the unknown labels' sake.
     """
+    certificate = None if category == NONE_ID else _certificate_in_force(category, rule_set, artefact)
+    allowance = None if certificate is None or isinstance(certificate, Reason) else _allowance(certificate)
+
+    def closed(at: GateName, value: float | None, needed: float | None) -> Nearest:
+        return Nearest(category, at, value, needed, score.low, artefact.form, allowance)
+
     if (low_mass := _mass_gate(scores, rule_set, artefact)) is not None:
-        return low_mass, False
-    if category == NONE_ID:
-        return reason("none_of_the_above"), False
+        floor = max(rule_set.rules.gates.min_label_mass, artefact.min_label_mass)
+        return low_mass, closed("label_mass", scores.mass, floor)
+    if certificate is None:
+        return reason("none_of_the_above"), closed("none_of_the_above", None, None)
     gate = artefact.margin_gate
     if gate is not None and not gate.passes(margin.low):
+        nearest = closed("stability", margin.low, gate.m_star if math.isfinite(gate.m_star) else None)
         if gate.passes(margin.high):
-            return _not_returned(scores, "by how much the first label leads"), False
-        return reason("inside_flip_band", margin=f"{margin.high:.4g}", gate=f"{gate.m_star:.4g}"), False
-    certificate = _certificate_in_force(category, rule_set, artefact)
+            return _not_returned(scores, "by how much the first label leads"), nearest
+        return reason("inside_flip_band", margin=f"{margin.high:.4g}", gate=f"{gate.m_star:.4g}"), nearest
     if isinstance(certificate, Reason):
-        return certificate, False
+        return certificate, closed("certificate", None, None)
     per_ticket = certificate.procedure == "misroutes_per_ticket"
     threshold = f"{certificate.lambda_:.4g}"
     if not certificate.routes(score.low):
+        nearest = closed("threshold", score.low, certificate.lambda_)
         if certificate.routes(score.high):
-            return _not_returned(scores, f"whether the score is above the threshold {threshold}"), False
-        return reason("below_threshold", score=f"{score.high:.4g}", threshold=threshold), False
+            return _not_returned(scores, f"whether the score is above the threshold {threshold}"), nearest
+        return reason("below_threshold", score=f"{score.high:.4g}", threshold=threshold), nearest
     promise, confidence = _promise(certificate.alpha, per_ticket), _share(1 - certificate.delta)
-    shown = f"{score.low:.4g}"
-    return reason("certified", score=shown, threshold=threshold, promise=promise, confidence=confidence), True
+    why = reason("certified", score=f"{score.low:.4g}", threshold=threshold, promise=promise, confidence=confidence)
+    return why, Nearest(category, None, None, None, score.low, artefact.form, allowance)
+
+
+def _allowance(certificate: Certificate) -> Allowance:
+    threshold = certificate.lambda_ if math.isfinite(certificate.lambda_) else None
+    alpha, delta = certificate.alpha, certificate.delta
+    return Allowance(certificate.group, threshold, alpha, delta, certificate.procedure)
 
 
 def can_route(category: str, rule_set: RuleSet, calibration: Calibration | NoCalibration) -> bool:

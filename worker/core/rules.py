@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from jsonpointer import JsonPointer
 from pydantic import ConfigDict, Field, model_validator
 
 from worker.core.budget import Budget
-from worker.core.categories import NONE_ID, CategoryId, CategorySet, Identifier, Line, Strict, TopicName
+from worker.core.categories import NONE_ID, CategorySet, Identifier, Strict
 from worker.core.digest import fingerprint
-from worker.core.normalise import canonical
-from worker.core.questions import AnswerId, FurtherQuestion, Questions, ScoreQuestion, as_category_set
-from worker.core.ticket import Intake, Pointer, Ticket, value_at
+from worker.core.misplaced import Misplaced, Place, refuse_twice, same_when_read
+from worker.core.modes import Mode, stricter
+from worker.core.questions import FurtherQuestion, Questions, ScoreQuestion, as_category_set
+from worker.core.rule_kinds import ROUNDING, AnswerRule, Given, KeywordRule, Override, RuleTest
+from worker.core.ticket import Intake
+from worker.core.topics import NamedTopic, TopicName, check_topics
 
 Alpha = Annotated[float, Field(gt=0.0, le=0.5, description="error allowed among the routed, as a share")]
 Delta = Annotated[float, Field(gt=0.0, le=0.5, description="chance that the guarantee fails")]
@@ -26,6 +27,7 @@ class Demand(Strict):
 
     alpha: Alpha | None = None
     delta: Delta | None = None
+    mode: Mode | None = None
 
 
 class Gates(Strict):
@@ -89,158 +91,9 @@ class Topics(Strict):
     human: TopicName | None = Field(None, description="default <set>.human")
     dead_letter: TopicName | None = Field(None, description="default <set>.dead-letter")
     decisions: TopicName | None = Field(None, description="default <set>.decisions")
-
-
-class Expectation(Strict):
-    """What a rule's own test says must come out of the rules alone, without a score."""
-
-    action: Literal["route", "escalate", "score"]
-    category: CategoryId | None = None
-    topic: TopicName | None = Field(None, description="of an escalation; left out, any topic of people's will do")
-
-    @model_validator(mode="after")
-    def _says_where_to(self) -> Self:
-        if (self.action == "route") != (self.category is not None):
-            raise ValueError("`category` goes with `action: route`, and only with it")
-        if self.topic is not None and self.action != "escalate":
-            raise ValueError("`topic` goes with `action: escalate`, and only with it")
-        return self
-
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-ROUNDING = 1e-6
-"""By so much probabilities that people write may miss 1."""
-Given = AnswerId | dict[AnswerId, Share] | None
-"""An answer of a test: a sure one, calibrated probabilities of some, or none (`null`): unknown."""
-
-
-class RuleTest(Strict):
-    """One test of the overrides and of the rules over answers: a ticket in, what must come out."""
-
-    name: Line
-    text: Line
-    language: str | None = None
-    channel: str | None = None
-    tenant: str | None = None
-    metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    answers: dict[Identifier, Given] | None = Field(
-        None, description="what the further questions gave; those left out are unknown. Without it, overrides only"
+    answers: TopicName | None = Field(
+        None, description="where people's answers come back; named in cards, neither read nor written by a worker"
     )
-    expect: Expectation
-
-    def ticket(self) -> Ticket:
-        return Ticket(
-            id=None,
-            text=canonical(self.text),
-            tenant=self.tenant,
-            channel=self.channel,
-            language=self.language,
-            metadata=self.metadata,
-        )
-
-
-class KeywordRule(Strict):
-    """Sends tickets with a word to people. It cannot route: a ticket's author must not be able to pick a queue."""
-
-    kind: Literal["keyword"]
-    name: Line
-    any: tuple[Line, ...] = Field(min_length=1, max_length=1000, description="literal words, case ignored")
-    whole_word: bool = Field(True, description="false for languages that glue particles to words, such as Korean")
-    tests: tuple[RuleTest, ...] = ()
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ignored_types=(cached_property,))
-
-    @cached_property
-    def _words(self) -> tuple[str, ...]:
-        return tuple(word.casefold() for word in self.any)
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        # Literals only, so matching is linear: a regular expression of somebody's making could stall the worker.
-        words = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True))
-        return re.compile(rf"(?<!\w)(?:{words})(?!\w)")
-
-    def matches(self, ticket: Ticket) -> bool:
-        text = ticket.text.casefold()
-        # One search a word is far faster than one pattern of them all: 1,000 words in 480 kB took that two seconds.
-        if not any(word in text for word in self._words):
-            return False
-        return not self.whole_word or self._pattern.search(text) is not None
-
-
-class FieldRule(Strict):
-    """Routes or escalates by a field that the helpdesk sets, not the ticket's author."""
-
-    kind: Literal["field"]
-    name: Line
-    pointer: Pointer = Field(description="JSON Pointer into the ticket's metadata, or tenant / channel by name")
-    equals: str | int | float | bool
-    then: Literal["escalate", "route"]
-    category: Identifier | None = Field(None, description="only with `then: route`")
-    tests: tuple[RuleTest, ...] = ()
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ignored_types=(cached_property,))
-
-    @cached_property
-    def _parsed(self) -> JsonPointer:
-        return JsonPointer(self.pointer)
-
-    def matches(self, ticket: Ticket) -> bool:
-        if self.pointer == "/tenant":
-            found: object = ticket.tenant
-        elif self.pointer == "/channel":
-            found = ticket.channel
-        else:
-            found = value_at(ticket.metadata, self._parsed)
-        return type(found) is type(self.equals) and found == self.equals
-
-
-class LanguageRule(Strict):
-    """Routes or escalates by the language that the ticket states."""
-
-    kind: Literal["language"]
-    name: Line
-    any: tuple[Line, ...] = Field(min_length=1, description="language codes as the tickets carry them")
-    then: Literal["escalate", "route"]
-    category: Identifier | None = Field(None, description="only with `then: route`")
-    tests: tuple[RuleTest, ...] = ()
-
-    def matches(self, ticket: Ticket) -> bool:
-        return ticket.language is not None and ticket.language in self.any
-
-
-Override = Annotated[KeywordRule | FieldRule | LanguageRule, Field(discriminator="kind")]
-
-
-class AnswerRule(Strict):
-    """Raises a ticket to people by the calibrated answer to a further question. It can do nothing else: an answer is
-    read from the author's text, and an author must not be able to pick a queue.
-    """
-
-    kind: Literal["answer"]
-    name: Line
-    question: Identifier
-    is_: AnswerId | None = Field(None, alias="is", description="with `probability`: this answer is so probable")
-    at_least: int | None = Field(
-        None, ge=1, description="with `probability`: this level or a higher one is so probable"
-    )
-    expected_at_least: float | None = Field(None, ge=1.0, description="the expected level is so high")
-    probability: float | None = Field(None, gt=0.0, lt=1.0, description="calibrated; that or more")
-    then: Literal["escalate"]
-    topic: TopicName | None = Field(None, description="of people's own, such as a duty desk's; default the human topic")
-    when_unknown: Literal["escalate", "ignore"] = Field(
-        "escalate", description="what a question without a calibrated answer means; escalates to the human topic"
-    )
-    tests: tuple[RuleTest, ...] = ()
-
-    @model_validator(mode="after")
-    def _one_condition(self) -> Self:
-        stated = [name for name in ("is_", "at_least", "expected_at_least") if getattr(self, name) is not None]
-        if len(stated) != 1:
-            raise ValueError("state one of `is`, `at_least` and `expected_at_least`")
-        if (stated == ["expected_at_least"]) != (self.probability is None):
-            raise ValueError("`probability` goes with `is` and `at_least`, and not with `expected_at_least`")
-        return self
 
 
 class Rules(Strict):
@@ -257,6 +110,11 @@ class Rules(Strict):
         description="each_category: a certificate for each that has labels enough, the rest as a pool; together: one "
         "for all, which needs fewer labels and says nothing about a single category",
     )
+    mode: Mode = Field(
+        "auto",
+        description="shadow: everything goes to people, without a suggestion; assist: with one; auto: what is "
+        "certified is routed. For categories that do not state their own",
+    )
     categories: dict[Identifier, Demand] = Field(default_factory=dict)
     gates: Gates = Field(default_factory=Gates)
     length: Length = Field(default_factory=Length)
@@ -269,6 +127,18 @@ class Rules(Strict):
     )
     tests: tuple[RuleTest, ...] = Field((), description="tests of all rules together")
 
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        """A decision names the rule that made it: two of one name could not be told apart."""
+        rules = [(rule.name, ("overrides", n, "name")) for n, rule in enumerate(self.overrides)]
+        rules += [(rule.name, ("answers", n, "name")) for n, rule in enumerate(self.answers)]
+        refuse_twice("rule name", rules, same_when_read)
+        return self
+
+
+IN_RULES = ("rules",)
+"""The place of rules.yaml in a rule set."""
+
 
 class RuleSet(Strict):
     """A category set, further questions and the rules over both: what is versioned, fingerprinted and deployed."""
@@ -280,54 +150,61 @@ class RuleSet(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         known = {c.id for c in self.categories.routable}
-        named = [("categories", key) for key in self.rules.categories]
-        for rule in self.rules.overrides:
+        named: list[tuple[str, str, Place]] = [
+            ("categories", key, ("categories", key)) for key in self.rules.categories
+        ]
+        for number, rule in enumerate(self.rules.overrides):
             if isinstance(rule, KeywordRule):
                 continue
+            place = ("overrides", number)
             if (rule.then == "route") != (rule.category is not None):
-                raise ValueError(f"override '{rule.name}': `category` goes with `then: route`, and only with it")
+                problem = f"override '{rule.name}': `category` goes with `then: route`, and only with it"
+                raise Misplaced(problem, *IN_RULES, *place)
             if rule.category is not None:
-                named.append((f"override '{rule.name}'", rule.category))
-        for where, category in named:
+                named.append((f"override '{rule.name}'", rule.category, (*place, "category")))
+        for where, category, at in named:
             if category not in known:
                 hint = "people get those tickets" if category == NONE_ID else f"known: {', '.join(sorted(known))}"
-                raise ValueError(f"{where}: '{category}' is no category to route to ({hint})")
-        outputs = [self.human_topic, self.dead_letter_topic, self.decisions_topic]
-        everything = [*outputs, *(self.categories.topic(c) for c in known)]
-        if self.input_topic in everything:
-            raise ValueError(f"topic '{self.input_topic}' is input and output: every ticket would go round for ever")
-        if len(set(outputs)) < len(outputs) or set(outputs) & {self.categories.topic(c) for c in known}:
-            raise ValueError("the human, dead-letter, decisions and category topics must be different topics")
+                raise Misplaced(f"{where}: '{category}' is no category to route to ({hint})", *IN_RULES, *at)
+        check_topics(self._named_topics())
         if self.rules.gates.other_order_margin is not None and self.categories.two_levels is not None:
-            raise ValueError("gates.other_order_margin is for categories that are asked about together")
+            raise Misplaced(
+                "gates.other_order_margin is for categories that are asked about together",
+                *IN_RULES,
+                "gates",
+                "other_order_margin",
+            )
         self._check_answer_rules()
         return self
 
     def _check_answer_rules(self) -> None:
-        taken = {self.input_topic, self.dead_letter_topic, self.decisions_topic}
-        taken |= {self.categories.topic(c.id) for c in self.categories.routable}
-        for rule in self.rules.answers:
-            where = f"rule '{rule.name}'"
+        for number, rule in enumerate(self.rules.answers):
+            where, place = f"rule '{rule.name}'", (*IN_RULES, "answers", number)
             question = self.questions.by_id(rule.question)
             if question is None:
                 known = ", ".join(q.id for q in self.questions.questions) or "there are none"
-                raise ValueError(f"{where}: no question '{rule.question}' in questions.yaml ({known})")
+                raise Misplaced(
+                    f"{where}: no question '{rule.question}' in questions.yaml ({known})", *place, "question"
+                )
             ids = [option.id for option in question.options]
             if rule.is_ is not None and rule.is_ not in ids:
-                raise ValueError(f"{where}: '{rule.is_}' is no answer to '{rule.question}' ({', '.join(ids)})")
+                problem = f"{where}: '{rule.is_}' is no answer to '{rule.question}' ({', '.join(ids)})"
+                raise Misplaced(problem, *place, "is")
             level = rule.at_least if rule.at_least is not None else rule.expected_at_least
             if level is not None and not (isinstance(question, ScoreQuestion) and level <= len(ids)):
-                raise ValueError(f"{where}: levels are those of a score question, here at most {len(ids)}")
-            if rule.topic in taken:
-                raise ValueError(
-                    f"{where}: topic '{rule.topic}' is not one of people's: a ticket's text must not open a queue"
-                )
-        for each in (*self.rules.tests, *(test for rule in self._rules_with_tests() for test in rule.tests)):
-            for question_id, given in (each.answers or {}).items():
-                self._check_given(f"test '{each.name}'", question_id, given)
-
-    def _rules_with_tests(self) -> tuple[Override | AnswerRule, ...]:
-        return (*self.rules.overrides, *self.rules.answers)
+                raise Misplaced(f"{where}: levels are those of a score question, here at most {len(ids)}", *place)
+        tests: list[tuple[Place, RuleTest]] = [
+            ((*IN_RULES, "tests", n), test) for n, test in enumerate(self.rules.tests)
+        ]
+        for kind, rules in (("overrides", self.rules.overrides), ("answers", self.rules.answers)):
+            for number, each in enumerate(rules):
+                tests += [((*IN_RULES, kind, number, "tests", n), test) for n, test in enumerate(each.tests)]
+        for at, test in tests:
+            for question_id, given in (test.answers or {}).items():
+                try:
+                    self._check_given(f"test '{test.name}'", question_id, given)
+                except ValueError as error:
+                    raise Misplaced(str(error), *at, "answers", question_id) from error
 
     def _check_given(self, where: str, question_id: str, given: Given) -> None:
         """A test with an answer that cannot be given would hold, or fail, for another reason than it says."""
@@ -364,6 +241,35 @@ class RuleSet(Strict):
     def decisions_topic(self) -> str:
         return self.rules.topics.decisions or f"{self.id}.decisions"
 
+    def _named_topics(self) -> list[NamedTopic]:
+        at = (*IN_RULES, "topics")
+        return [
+            *(
+                NamedTopic(
+                    self.categories.topic(c.id),
+                    f"category '{c.id}'",
+                    "category",
+                    ("categories", "categories", n, "topic"),
+                )
+                for n, c in enumerate(self.categories.categories)
+                if c.id != NONE_ID
+            ),
+            NamedTopic(self.human_topic, "people", "people", (*at, "human")),
+            NamedTopic(self.dead_letter_topic, "dead letters", "own", (*at, "dead_letter")),
+            NamedTopic(self.decisions_topic, "decisions", "own", (*at, "decisions")),
+            *(
+                NamedTopic(answers, "people's answers", "own", (*at, "answers"))
+                for answers in (self.rules.topics.answers,)
+                if answers is not None
+            ),
+            NamedTopic(self.input_topic, "the input", "input", (*at, "input")),
+            *(
+                NamedTopic(rule.topic, f"rule '{rule.name}'", "rule", (*IN_RULES, "answers", n, "topic"))
+                for n, rule in enumerate(self.rules.answers)
+                if rule.topic is not None
+            ),
+        ]
+
     @property
     def output_topics(self) -> tuple[str, ...]:
         """Every topic the worker writes to, each once."""
@@ -386,6 +292,22 @@ class RuleSet(Strict):
         delta = demand.delta if demand.delta is not None else self.rules.delta
         return alpha, delta
 
+    def mode_of(self, category_id: str | None) -> Mode:
+        """How much is carried out of a decision for this category; the set's own where it states none, and for None."""
+        own = self.rules.categories.get(category_id) if category_id is not None else None
+        return own.mode if own is not None and own.mode is not None else self.rules.mode
+
+    def at_most(self, mode: Mode) -> RuleSet:
+        """The same rules with no category in a less strict mode than this."""
+        if mode == "auto":
+            return self
+        held = {
+            name: demand if demand.mode is None else demand.model_copy(update={"mode": stricter(mode, demand.mode)})
+            for name, demand in self.rules.categories.items()
+        }
+        changes = {"mode": stricter(mode, self.rules.mode), "categories": held}
+        return self.model_copy(update={"rules": self.rules.model_copy(update=changes)})
+
     def for_question(self, question: FurtherQuestion) -> RuleSet:
         """The rules under which a further question is calibrated: its answers as categories, the same promise and
         gates, and overrides that leave out the same tickets.
@@ -394,7 +316,8 @@ class RuleSet(Strict):
             rule if isinstance(rule, KeywordRule) else rule.model_copy(update={"then": "escalate", "category": None})
             for rule in self.rules.overrides
         )
-        changes = {"overrides": overrides, "categories": {}, "topics": Topics(), "answers": (), "tests": ()}
+        changes: dict[str, object] = {"overrides": overrides, "categories": {}, "topics": Topics(), "mode": "auto"}
+        changes |= {"answers": (), "tests": ()}
         return RuleSet(
             categories=as_category_set(question, self.categories), rules=self.rules.model_copy(update=changes)
         )
@@ -409,6 +332,9 @@ class RuleSet(Strict):
         if self.rules.gates.other_order_margin is None:
             unused["gates"] = {"other_order_margin"}
         unused |= {name: True for name in ("length", "steering") if getattr(self.rules, name) == DEFAULTS[name]}
+        unused |= {"mode": True} if self.rules.mode == "auto" else {}
+        unused["categories"] = {name: {"mode"} for name, own in self.rules.categories.items() if own.mode is None}
+        unused["topics"] = {"answers"}  # where a person's answer goes decides nothing
         rules = self.rules.model_dump_json(exclude=unused)
         later: _Excluded = {} if self.categories.two_levels is not None else {"two_levels": True}
         style = self.categories.prompt

@@ -10,7 +10,7 @@ from typing import Literal
 import orjson
 
 from worker.adapters.topic_log import Record
-from worker.core.envelope import DECISION_HEADER, Headers, Origin, stated_origin
+from worker.core.envelope import DECISION_HEADER, Headers, Origin, decided_origin, stated_origin
 from worker.core.rules import RuleSet
 from worker.ports import Partition
 from worker.runtime.outputs import origin_in
@@ -127,8 +127,8 @@ def _origin_of_output(headers: Headers) -> Origin | None:
     for name, value in headers:
         if name == DECISION_HEADER and value is not None:
             try:
-                origin = orjson.loads(value)["origin"]
-                return Origin(str(origin["topic"]), int(origin["partition"]), int(origin["offset"]))
-            except (ValueError, TypeError, KeyError):
+                decision = orjson.loads(value)
+            except ValueError:
                 return None
+            return decided_origin(decision) if isinstance(decision, dict) else None
     return stated_origin(headers)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 
-from worker.core.binomial import binomial_cdf
 from worker.core.envelope import ENVELOPE_SCHEMA
 from worker.core.policy import NoCalibration, decide
 from worker.core.scores import LabelScores
 from worker.errors import ConfigError
+from worker.offline.counted import HOURS, Counted, Tally, counted
 from worker.offline.fast_decide import FastEvaluator
-from worker.offline.measures import CONFIDENCE, Measured, share
 from worker.offline.redecide import (
     OVERRIDES,
     Fit,
@@ -25,6 +23,7 @@ from worker.offline.redecide import (
     Terms,
     after_answers,
     after_second_look,
+    as_auto,
     scores_of,
     second_look,
     was_cut,
@@ -33,73 +32,11 @@ from worker.offline.rules_diff import Side, version_of
 
 PEOPLE = "people"
 """Where a ticket goes that is not routed, whatever the human topic is called; people's other topics by their name."""
-NOBODY = "(no guess)"
-"""In place of a category, where nothing was scored."""
 VERSIONS = 20
 """Rule set versions of a log that are told apart."""
 MALFORMED = "no decision of this software, or one that is not whole"
-HOURS = 24
 MALFORMED_ERRORS = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 """What reading a record may raise that is not one."""
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What one side did, added up."""
-
-    ends: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    queue: Counter[tuple[str, int]] = field(default_factory=Counter)
-    by_hour: Counter[str] = field(default_factory=Counter)
-    routed: int = 0
-    judged: int = 0
-    wrong: float = 0.0
-    categories: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, routes: bool, end: str, category: str | None, code: str, probability: float, moment: str) -> None:
-        self.ends[end] += 1
-        self.reasons[code] += 1
-        if not routes:
-            self.queue[category or NOBODY, int(moment[11:13])] += 1
-            self.by_hour[moment[:13]] += 1
-            return
-        self.routed += 1
-        if not math.isnan(probability):  # where a rule routed it, nothing says how sure that is
-            self.judged += 1
-            self.wrong += 1.0 - probability
-            own = self.categories.setdefault(end, [0, 0.0])
-            own[0] += 1
-            own[1] += 1.0 - probability
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """One side: `n` decisions, of which `routed` went to categories.
-
-    `expected_wrong` of the `judged` routes, those that a score decided, are expected to be wrong: the sum of 1 - p over
-    their calibrated probabilities, with the interval that chance leaves if those probabilities are true.
-    """
-
-    n: int
-    routed: int
-    automation: Measured
-    judged: int
-    expected_wrong: Measured
-    expected_error: Measured
-    ends: Mapping[str, int]
-    """Category, `people`, or another topic of people's."""
-    reasons: Mapping[str, int]
-    """First reason of each decision."""
-    queue: Mapping[str, tuple[int, ...]]
-    """Tickets that went to people, by the category that was guessed, for each hour of the day (UTC)."""
-    busiest: tuple[str, int] | None
-    """The hour in which most tickets went to people, as 2026-03-02T08, and how many."""
-    wrong_by_category: Mapping[str, tuple[int, float]]
-    """Routes that a score decided, and how many of them are expected to be wrong."""
-
-    @property
-    def people(self) -> int:
-        return self.n - self.routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +96,9 @@ class Backtest:
             "log": dict(self.log),
             **{name: dict(getattr(self, name)) for name in maps},
             "moves": [{"from": a, "to": b, "tickets": n} for (a, b), n in self.moves.items()],
-            "recorded": _outcome_dict(self.recorded),
-            "replayed": _outcome_dict(self.replayed),
+            "recorded": self.recorded.to_dict(),
+            "replayed": self.replayed.to_dict(),
         }
-
-
-def _outcome_dict(outcome: Counted) -> dict[str, Any]:
-    return {
-        "n": outcome.n,
-        "routed": outcome.routed,
-        "judged": outcome.judged,
-        **{name: getattr(outcome, name).to_dict() for name in ("automation", "expected_wrong", "expected_error")},
-        **{name: dict(getattr(outcome, name)) for name in ("ends", "reasons")},
-        "queue": {category: list(hours) for category, hours in outcome.queue.items()},
-        "busiest": outcome.busiest,
-        "wrong_by_category": {
-            name: {"routed": n, "expected_wrong": wrong} for name, (n, wrong) in outcome.wrong_by_category.items()
-        },
-    }
 
 
 def backtest(lines: Iterable[Sequence[bytes]], new: Side, old: Side | None = None) -> Backtest:
@@ -205,6 +127,8 @@ class _Was(NamedTuple):
     calibration: str | None = None
     in_full: bool = False
     """A second look, or a cut, is to be considered."""
+    held: float | None = None
+    """Probability of the route that the mode held back, NaN where a rule said so; None where it held none back."""
 
 
 class _End(NamedTuple):
@@ -215,6 +139,8 @@ class _End(NamedTuple):
     category: str | None
     code: str
     probability: float
+    held: float | None = None
+    """As of what was."""
 
 
 class _Run:
@@ -229,7 +155,7 @@ class _Run:
         self._gate = rules.rules.gates.other_order_margin
         sides = [side.rule_set for side in (old, new) if side is not None]
         self._human = {f"{rules.id}.human", *(side.human_topic for side in sides)}
-        self._recorded, self._replayed = _Tally(), _Tally()
+        self._recorded, self._replayed = Tally(), Tally()
         self._moves: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[str] = Counter()
         self._versions: Counter[str] = Counter()
@@ -262,6 +188,7 @@ class _Run:
         """The decision that is to be made again; None where it is refused or kept, which is counted. Raises one of
         MALFORMED_ERRORS.
         """
+        auto = as_auto(record)
         action, moment, version = record["action"], record["decided_at"], record["rule_set"]
         if record["schema"] != ENVELOPE_SCHEMA or action not in ("route", "escalate"):
             raise ValueError("not a decision")
@@ -270,10 +197,11 @@ class _Run:
         routes, category, code = action == "route", record["category"], record["reasons"][0]["code"]
         end = str(category) if routes else self._place(record["topic"])
         p = math.nan if record["probability"] is None else float(record["probability"])
+        held = None if auto is record else math.nan if auto["probability"] is None else float(auto["probability"])
         self._versions[version if version in self._versions or len(self._versions) < VERSIONS else "others"] += 1
         values = record["label_scores"]
         if values is None:
-            self._keep(_Was(line, moment, routes, end, category, code, p), version)
+            self._keep(_Was(line, moment, routes, end, category, code, p, held=held), auto)
             return None
         problem = self._fit.problem(record)
         if problem is not None:
@@ -281,18 +209,29 @@ class _Run:
             return None
         if len(values) != self._width:
             raise ValueError("not a score for each label")
-        in_full = self._by_answers or second_look(record) is not None or was_cut(record)
-        return _Was(line, moment, routes, end, category, code, p, record["calibration"], in_full)
+        in_full = self._by_answers or second_look(auto) is not None or was_cut(auto)
+        return _Was(line, moment, routes, end, category, code, p, record["calibration"], in_full, held)
 
-    def _keep(self, was: _Was, version: str) -> None:
-        if version.split("/", 1)[0] != self._terms.rule_set.id:
+    def _keep(self, was: _Was, auto: Record) -> None:
+        if str(auto["rule_set"]).split("/", 1)[0] != self._terms.rule_set.id:
             self._refused["another rule set's"] += 1
             return
-        if was.code in OVERRIDES:
+        code = auto["reasons"][0]["code"]
+        if code in OVERRIDES:
             self._overrides += 1
         else:
-            self._kept[was.code] += 1
-        self._count(was, _End(was.routes, was.end, was.category, was.code, math.nan))
+            self._kept[code] += 1
+        if auto["action"] == "route":
+            self._count(was, self._route(str(auto["category"]), code, math.nan))
+        else:
+            self._count(was, _End(False, was.end, was.category, code, math.nan))
+
+    def _route(self, category: str, code: str, probability: float) -> _End:
+        """What the new mode of the category makes of a route."""
+        mode = self._terms.rule_set.mode_of(category)
+        if mode == "auto":
+            return _End(True, category, category, code, probability)
+        return _End(False, PEOPLE, category, f"{mode}_mode", math.nan, held=probability)
 
     def _decide(self, rows: Sequence[_Was], values: list[list[float | None]], masses: Sequence[float]) -> None:
         verdicts, unsure = self._fast.decide(values, masses)
@@ -302,7 +241,7 @@ class _Run:
                     now = self._in_full(orjson.loads(was.line))
                 elif verdict.routes:
                     self._ask_again(verdict.margin)
-                    now = _End(True, verdict.category, verdict.category, verdict.code, verdict.probability)
+                    now = self._route(verdict.category, verdict.code, verdict.probability)
                 else:
                     now = _End(False, PEOPLE, verdict.category, verdict.code, math.nan)
             except MALFORMED_ERRORS:
@@ -312,7 +251,8 @@ class _Run:
             self._redecided += 1
             self._calibrations.add(was.calibration)
 
-    def _in_full(self, record: Record) -> _End:
+    def _in_full(self, done: Record) -> _End:
+        record = as_auto(done)
         scores: LabelScores = scores_of(record)
         terms = self._terms
         decided = decide(scores, terms.rule_set, terms.calibration)
@@ -325,9 +265,12 @@ class _Run:
             self._second[looked.reasons[0].code] += 1
         if routes:
             self._ask_again(math.nan if decision.margin is None else decision.margin)
-        end = (decision.category or PEOPLE) if routes else self._place(decision.topic)
-        probability = decision.probability if routes and decision.probability is not None else math.nan
-        return _End(routes, end, decision.category, decision.reasons[0].code, probability)
+        code = decision.reasons[0].code
+        if routes and decision.category is not None:
+            return self._route(
+                decision.category, code, math.nan if decision.probability is None else decision.probability
+            )
+        return _End(False, self._place(decision.topic), decision.category, code, math.nan)
 
     def _ask_again(self, margin: float) -> None:
         if self._gate is not None and margin < self._gate:
@@ -340,6 +283,10 @@ class _Run:
         self._last = max(self._last, moment)
         self._recorded.add(was.routes, was.end, was.category, was.code, was.probability, moment)
         self._replayed.add(now.routes, now.end, now.category, now.code, now.probability, moment)
+        if was.held is not None:
+            self._recorded.hold(was.category, was.held)
+        if now.held is not None:
+            self._replayed.hold(now.category, now.held)
         self._moves[was.end, now.end] += 1
 
     def _place(self, topic: str) -> str:
@@ -375,54 +322,7 @@ class _Run:
             overrides_differ=differ,
             first=self._first,
             last=self._last,
-            recorded=_outcome(self._recorded),
-            replayed=_outcome(self._replayed),
+            recorded=counted(self._recorded),
+            replayed=counted(self._replayed),
             moves=dict(self._moves.most_common()),
         )
-
-
-def _outcome(tally: _Tally) -> Counted:
-    n, judged = tally.ends.total(), tally.judged
-    wrong = expected(tally.wrong, judged)
-    queue: dict[str, list[int]] = {}
-    for (category, hour), count in tally.queue.items():
-        queue.setdefault(category, [0] * HOURS)[hour] += count
-    return Counted(
-        n=n,
-        routed=tally.routed,
-        automation=share(tally.routed, n),
-        judged=judged,
-        expected_wrong=wrong,
-        expected_error=Measured(*(value / judged for value in (wrong.value, wrong.lower, wrong.upper)))
-        if judged
-        else Measured(math.nan, 0.0, 1.0),
-        ends=dict(tally.ends.most_common()),
-        reasons=dict(tally.reasons.most_common()),
-        queue={name: tuple(hours) for name, hours in sorted(queue.items(), key=lambda pair: -sum(pair[1]))},
-        busiest=max(tally.by_hour.items(), key=lambda pair: pair[1], default=None),
-        wrong_by_category={name: (int(own[0]), own[1]) for name, own in sorted(tally.categories.items())},
-    )
-
-
-def expected(total: float, n: int) -> Measured:
-    """The number of wrong ones among `n` whose chances of being wrong add up to `total`, with the central 95 % of it.
-
-    The number is Poisson-binomial. The interval is that of the binomial with the same mean, which is no narrower
-    (Hoeffding 1956): it holds if the probabilities are true, and says nothing about whether they are.
-    """
-    if n == 0:
-        return Measured(math.nan, 0.0, 0.0)
-    tail, p = (1.0 - CONFIDENCE) / 2.0, min(1.0, max(0.0, total / n))
-    return Measured(total, float(_quantile(tail, n, p)), float(_quantile(1.0 - tail, n, p)))
-
-
-def _quantile(level: float, n: int, p: float) -> int:
-    """The least k with P(Bin(n, p) <= k) >= level."""
-    low, high = 0, n
-    while low < high:
-        middle = (low + high) // 2
-        if binomial_cdf(np.array([middle]), np.array([n]), p)[0] >= level:
-            high = middle
-        else:
-            low = middle + 1
-    return low

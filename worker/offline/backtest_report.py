@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from worker.offline.backtest import HOURS, Backtest, Counted
+from worker.offline.backtest import Backtest
+from worker.offline.counted import HOURS, Counted
 from worker.offline.figures import GOOD, PALE, Drawn, drawn
 from worker.offline.report import Report, page
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from worker.adapters.files import calibration_file, load_artefact, load_rule_set
 from worker.core.answers import failed_test
+from worker.core.modes import MODES, Mode
 from worker.core.policy import NoCalibration, calibration_in_force
 from worker.core.rules import RuleSet
 from worker.errors import ArtefactError, ConfigError, EngineError, LabelError, PromptError, RouterError
@@ -21,6 +22,14 @@ from worker.runtime.question import (
     served_template_problem,
 )
 from worker.runtime.sent import Sent
+
+NAMED = 8
+"""Categories of one mode that a finding names."""
+
+LABELS_TODO = (
+    "every label is tokenized behind the prompt: look at the engine's log and load, then have fewer categories in one "
+    "question, or more departments (docs/questions.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,23 @@ def check_rules(folder: Path) -> tuple[Finding, RuleSet | None]:
         return Finding("rules", "wrong", f"{folder}: {'; '.join(failed)}", "mend the override or its test"), rules
     promise = f"alpha {rules.rules.alpha:.3g}, delta {rules.rules.delta:.3g}"
     return Finding("rules", "ok", f"{rules.id}: {len(rules.categories.categories)} categories, {promise}"), rules
+
+
+def check_modes(rules: RuleSet, brake: Mode) -> Finding:
+    """Which categories are in which mode, `brake` being the operator's: the strictest first."""
+    held = rules.at_most(brake)
+    by_mode = {mode: [c.id for c in rules.categories.routable if held.mode_of(c.id) == mode] for mode in MODES}
+    said = "; ".join(f"{mode}: {_some(names)}" for mode, names in by_mode.items() if names)
+    lifted = [c.id for c in rules.categories.routable if held.mode_of(c.id) != rules.mode_of(c.id)]
+    if lifted:
+        what = f"{said} (held back by ROUTER_MODE={brake}: {_some(lifted)})"
+        return Finding("modes", "warning", what, "unset ROUTER_MODE to let the rule set decide")
+    return Finding("modes", "ok", said)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def failing_tests(rules: RuleSet) -> list[str]:
@@ -90,6 +116,9 @@ async def check_engine(
         return findings, None
     except ConfigError as error:
         findings.append(Finding("tokenizer", "wrong", str(error), "set ROUTER_TOKENIZER_FILE to the model's own"))
+        return findings, None
+    except EngineError as error:
+        findings.append(Finding("labels", "wrong", str(error), LABELS_TODO))
         return findings, None
     if question.sent.tokenizer is not None:
         sent_as = "token ids" if question.sent.as_ids else "text without control tokens"

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from worker.adapters.files import Labelled
 from worker.adapters.topic_log import TopicReader, TopicWriter
 from worker.core.artefact import Artefact
+from worker.core.cards import Card, make_card
+from worker.core.envelope import Envelope
 from worker.core.rules import RuleSet
 from worker.errors import StreamRetriable
 from worker.offline.demo_summary import DemoSummary, DeskSummary, ExampleDecision
@@ -199,6 +202,13 @@ def summarise(results: Sequence[DeskResult], *, created_at: str, hardware: str, 
     )
 
 
+def card_of(record: dict[str, Any], rule_set: RuleSet) -> Card | None:
+    """As the worker made it, but for duplicates, which only the worker knows."""
+    if record["action"] == "route":
+        return None
+    return make_card(TypeAdapter(Envelope).validate_python(record), rule_set)
+
+
 def _desk_summary(result: DeskResult) -> DeskSummary:
     labelled = {ticket.id: ticket for ticket in result.tickets}
     artefact = result.artefact
@@ -230,6 +240,7 @@ def _desk_summary(result: DeskResult) -> DeskSummary:
                 reason=e["reasons"][0]["code"],
                 sentence=e["reasons"][0]["sentence"],
                 truth=labelled[e["ticket_id"]].label,
+                card=card_of(e, result.rule_set),
             )
             for e in examples(result, 5)
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from worker.core.cards import Card
 from worker.core.certificates import Certificate
 
 
@@ -22,6 +23,8 @@ class ExampleDecision:
     """Reason code of `core.policy`."""
     sentence: str
     truth: str | None = None
+    card: Card | None = None
+    """What people are told of it; None where it was routed."""
 
     @property
     def wrong(self) -> bool:

@@ -1,13 +1,17 @@
-"""The tables of docs/messages.md that are made from the code, so that the list people read is the list in force."""
+"""The tables of docs/messages.md and the schemas of docs/schemas that are made from the code, so that what people read
+is what is in force.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from worker.core.envelope import DEAD_LETTER_REASONS
 from worker.core.policy import REASONS
+from worker.core.schemas import SCHEMAS
 from worker.core.ticket import Intake
 
 BEGIN = "<!-- made by worker.offline.docs_tables: {name} -->"
@@ -21,6 +25,17 @@ def renew(document: Path) -> bool:
     if after != before:
         document.write_text(after, encoding="utf-8")
     return after != before
+
+
+def schema_files() -> Mapping[str, str]:
+    """Name and content of every file of docs/schemas."""
+    return {f"{name}.json": json.dumps(made(), indent=2) + "\n" for name, made in SCHEMAS.items()}
+
+
+def renew_schemas(folder: Path) -> None:
+    """Writes docs/schemas anew. Raises OSError."""
+    for name, content in schema_files().items():
+        (folder / name).write_text(content, encoding="utf-8")
 
 
 def with_tables(document: str) -> str:

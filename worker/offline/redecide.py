@@ -128,6 +128,15 @@ class Fit:
         return self._without[questions]
 
 
+def as_auto(record: Record) -> Record:
+    """The record of what auto would have done: itself, but where the mode held a route back."""
+    would = record.get("would")
+    if would is None:
+        return record
+    names = ("category", "topic", "probability", "reasons")
+    return {**record, "action": "route", **{name: would[name] for name in names}}
+
+
 def scores_of(record: Record) -> LabelScores:
     """The recorded label scores. Raises ValueError, TypeError, KeyError where there are none that could be."""
     values, bound = record["label_scores"], record["label_scores_bound"]

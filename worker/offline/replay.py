@@ -18,6 +18,7 @@ from worker.core.envelope import (
     Headers,
     Origin,
     attempt_of,
+    decided_origin,
     origin_headers,
     received_headers,
     stated_origin,
@@ -55,16 +56,27 @@ class Replay:
     left: Mapping[str, int]
     """Sentence to number of tickets."""
 
+    def without(self, unwritable: Mapping[Resend, str]) -> Replay:
+        """What remains where the client takes some of them for no record at all; each with its sentence."""
+        left = Counter(self.left)
+        left.update(unwritable.values())
+        return Replay(tuple(resend for resend in self.resends if resend not in unwritable), dict(left))
+
     @property
     def reasons(self) -> Mapping[str, int]:
         return Counter(resend.reason for resend in self.resends)
 
 
 def plan(
-    records: Iterable[Record], sent_in: Iterable[Record], input_topic: str, dead_letters: bool, selection: Selection
+    records: Iterable[Record],
+    sent_in: Iterable[Record],
+    input_topic: str,
+    partitions: int,
+    dead_letters: bool,
+    selection: Selection,
 ) -> Replay:
-    """`records` are those of the dead-letter topic or of the human topic, `sent_in` those of the input topic: what is
-    among them as a replay already is not sent twice.
+    """`records` are those of the dead-letter topic or of the human topic, `sent_in` those of the input topic, which has
+    so many `partitions`: what is among them as a replay already is not sent twice.
     """
     done = {(stated_origin(record.headers), attempt_of(record.headers)) for record in sent_in}
     left: Counter[str] = Counter()
@@ -78,6 +90,8 @@ def plan(
             continue
         if origin is None or origin.topic != input_topic:
             left[f"not from topic {input_topic}"] += 1
+        elif origin.partition >= partitions:
+            left[f"from a partition that topic {input_topic} does not have"] += 1
         elif any(name == POINTER for name, _ in record.headers):
             left["a pointer only: the bytes are at its origin"] += 1
         elif attempt > selection.max_attempts:
@@ -99,8 +113,7 @@ def _dead_letter(headers: Headers) -> tuple[Origin | None, tuple[str, ...]]:
 def _escalated(headers: Headers) -> tuple[Origin | None, tuple[str, ...]]:
     try:
         decision: dict[str, Any] = orjson.loads(dict(headers).get(DECISION_HEADER) or b"")
-        origin = decision["origin"]
         codes = tuple(str(reason["code"]) for reason in decision["reasons"])
-        return Origin(str(origin["topic"]), int(origin["partition"]), int(origin["offset"])), codes or ("unknown",)
-    except (ValueError, TypeError, KeyError):
+        return decided_origin(decision), codes or ("unknown",)
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None, ("unknown",)

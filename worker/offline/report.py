@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from worker.core.categories import NONE_ID
 from worker.core.certificates import Certificate
+from worker.core.redaction import redacted
 from worker.core.reliability import risk_coverage
 from worker.offline.calibrate import CalibrationResult
 from worker.offline.certification import Candidate
@@ -144,7 +145,7 @@ def _surest_mistakes(result: CalibrationResult) -> list[dict[str, Any]]:
     return [
         {
             "id": row.ticket.id,
-            "text": row.ticket.text,
+            "text": redacted(row.ticket.text),  # a report is passed on, and its reader has the id
             "label": labels[row.ticket.label] if row.ticket.label >= 0 else NONE_ID,
             "predicted": labels[row.predicted],
             "probability": probability,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from worker.core.answers import failed_test
-from worker.core.rules import RuleSet, RuleTest
+from worker.core.rule_kinds import RuleTest
+from worker.core.rules import RuleSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ from worker.core.rules import RuleSet
 ALIKE = 0.8
 """From this ratio on (difflib) two descriptions say the same thing."""
 PARTS_OF_A_SPLIT = 2
-ListedApart = frozenset({"overrides", "answers", "tests", "topics", "version"})
+ListedApart = frozenset({"overrides", "answers", "tests", "topics", "version", "mode"})
 """Parts of rules.yaml that have their own lines, or decide nothing."""
 SHOWN_VALUE = 120
 
-Area = Literal["set", "categories", "prompt", "rules", "overrides", "answers", "questions", "topics", "certificates"]
+Area = Literal[
+    "set", "modes", "categories", "prompt", "rules", "overrides", "answers", "questions", "topics", "certificates"
+]
 Kind = Literal["added", "removed", "renamed", "split", "changed", "moved"]
 
 
@@ -48,6 +50,8 @@ class RulesDiff:
     """Further questions that are asked otherwise now: their own calibrations and scores expire."""
     expires: tuple[str, ...]
     """Sentences: what expires, and what does not."""
+    two_sets: str | None = None
+    """A sentence, where the two are no versions of one rule set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def diff_rules(old: Side, new: Side) -> RulesDiff:
     parts, questions = changed_parts(before, after), changed_questions(before, after)
     changes = [
         *_set(before, after),
+        *_modes(before, after),
         *_categories(before.categories, after.categories),
         *_flat(
             "prompt",
@@ -86,6 +91,7 @@ def diff_rules(old: Side, new: Side) -> RulesDiff:
         changed_parts=parts,
         changed_questions=questions,
         expires=tuple(_expires(old, new, parts, questions)),
+        two_sets=_two_sets(before, after, changes),
     )
 
 
@@ -141,6 +147,19 @@ def _normaliser(rule_set: RuleSet) -> str:
     return normaliser(rule_set.categories.prompt.canonicalise)
 
 
+def _two_sets(old: RuleSet, new: RuleSet, changes: Sequence[Change]) -> str | None:
+    """Two ids are two sets, with topics, cache and consumer group apart; so are two that have no category in common."""
+    if old.id != new.id:
+        return (
+            f"these are two rule sets, '{old.id}' and '{new.id}', and not two versions of one: topics, cache entries, "
+            "consumer group and calibrations of the one are none of the other's"
+        )
+    followed = any(change.area == "categories" and change.kind in ("renamed", "split") for change in changes)
+    if followed or {c.id for c in old.categories.routable} & {c.id for c in new.categories.routable}:
+        return None
+    return f"these have the id '{old.id}' in common and not one category: two rule sets under one id?"
+
+
 # -- what differs --------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +171,13 @@ def _set(old: RuleSet, new: RuleSet) -> list[Change]:
         ("language", old.categories.language, new.categories.language),
     )
     return [Change("set", "changed", name, f"{a} → {b}") for name, a, b in pairs if a != b]
+
+
+def _modes(old: RuleSet, new: RuleSet) -> list[Change]:
+    """As they are in force: of every category that both have, and of those to come."""
+    kept = [c.id for c in new.categories.routable if c.id in old.categories.ids]
+    pairs = [("by default", old.rules.mode, new.rules.mode), *((c, old.mode_of(c), new.mode_of(c)) for c in kept)]
+    return [Change("modes", "changed", name, f"{a} → {b}") for name, a, b in pairs if a != b]
 
 
 def _categories(old: CategorySet, new: CategorySet) -> list[Change]:
@@ -213,7 +239,9 @@ def _same(old: Category, new: Category) -> str:
 
 
 def _rules(rule_set: RuleSet) -> dict[str, Any]:
-    return {name: value for name, value in _dump(rule_set.rules).items() if name not in ListedApart}
+    found = {name: value for name, value in _dump(rule_set.rules).items() if name not in ListedApart}
+    demands = {name: {k: v for k, v in own.items() if k != "mode"} for name, own in found["categories"].items()}
+    return found | {"categories": {name: own for name, own in demands.items() if any(own.values())}}
 
 
 def _levels(rule_set: RuleSet) -> Any:
@@ -230,6 +258,8 @@ def _topics(rule_set: RuleSet) -> dict[str, Any]:
     """As they are in force, defaults filled in."""
     named = {"input": rule_set.input_topic, "human": rule_set.human_topic, "dead_letter": rule_set.dead_letter_topic}
     named["decisions"] = rule_set.decisions_topic
+    if rule_set.rules.topics.answers is not None:
+        named["people's answers"] = rule_set.rules.topics.answers
     return named | {c.id: rule_set.categories.topic(c.id) for c in rule_set.categories.routable}
 
 

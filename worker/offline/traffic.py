@@ -20,7 +20,7 @@ def load_unlabelled(path: Path) -> tuple[Labelled, ...]:
     """
     problems: list[str] = []
     found: list[Labelled] = []
-    for line, row in rows(path, ("text",)):
+    for line, row in rows(path, ("text",), problems):
         text = _text(row.get("text"))
         if not text:
             problems.append(f"line {line}: no text")

@@ -11,6 +11,7 @@ import orjson
 
 from worker.adapters.writing import WAYS as WAYS  # noqa: PLC0414 - what is compared unless less is asked for
 from worker.adapters.writing import Way, Written
+from worker.core.canonicalisers import scored_text
 from worker.errors import ConfigError, InvalidAnswer, RequestRefused
 from worker.offline.measures import Measured, share
 from worker.offline.scoring import Progress, ScoredTicket
@@ -67,9 +68,10 @@ async def compare_writing(
         raise ConfigError("no labelled ticket could be scored: there is nothing to compare")
     right = sum(ticket.scores.best_known == ticket.label for ticket in asked)
     words = question.primitive.labels.words
+    left_out = question.rule_set.categories.prompt.canonicalise
     to_write = []
     for ticket in asked:
-        prompt = question.primitive.request(ticket.text).prompt
+        prompt = question.primitive.request(scored_text(ticket.text, left_out)).prompt
         if not isinstance(prompt, str):
             raise ConfigError("this rule set is asked in token ids, which no model answers in writing")
         to_write.append(ToWrite(prompt, words, ticket.label))

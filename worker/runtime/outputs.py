@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from worker.core.cards import blinded, make_card
 from worker.core.digest import fingerprint
 from worker.core.envelope import (
     ATTEMPT,
+    CARD_HEADER,
     DECISION_HEADER,
     ENVELOPE_SCHEMA,
     POINTER,
@@ -15,17 +17,20 @@ from worker.core.envelope import (
     Envelope,
     Origin,
     Timings,
+    Would,
     attempt_of,
     dead_letter_headers,
     received_headers,
     stated_origin,
 )
-from worker.core.policy import escalate_unscored, reason
+from worker.core.policy import Decision, carried_out, escalate_unscored, reason
 from worker.core.rules import RuleSet
 from worker.core.ticket import Ticket
 from worker.errors import InvalidTicket
 from worker.ports import Delivery, Headers, Output, Partition, RefusedOutput
+from worker.runtime.known_tickets import KnownTickets
 from worker.runtime.router import Routed
+from worker.telemetry import passed_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,12 @@ def origin_of(delivery: Delivery) -> Origin:
 
 
 class Outputs:
-    """Builds the messages of one rule set."""
+    """Builds the messages of one rule set: a decision becomes what the mode of its category lets it be."""
 
     def __init__(self, rule_set: RuleSet, provenance: Provenance) -> None:
         self._rule_set = rule_set
         self._provenance = provenance
+        self._known = KnownTickets()
         self._rule_set_id = f"{rule_set.id}/{rule_set.rules.version}/{rule_set.fingerprint}"
         self._decision_id = DecisionIds(self._rule_set_id, provenance.calibrations)
 
@@ -77,7 +83,7 @@ class Outputs:
         self, delivery: Delivery, ticket: Ticket | None, routed: Routed, decided_at: str, total_s: float
     ) -> Envelope:
         """The decision as it is published. A ticket without an id is known by its origin."""
-        decision = routed.decision
+        decision = carried_out(routed.decision, self._rule_set)
         origin = origin_of(delivery)
         asked = decision.scores is not None or any(answer.label_scores for answer in decision.answers)
         return Envelope(
@@ -108,17 +114,28 @@ class Outputs:
             label_scores=decision.scores.returned if decision.scores else None,
             label_scores_bound=decision.scores.bound if decision.scores else None,
             answers=decision.answers,
+            mode=self._rule_set.mode_of(decision.category),
+            would=None if decision is routed.decision else would_of(routed.decision),
+            nearest=decision.nearest if decision.action == "escalate" else None,
         )
 
-    def decided(self, delivery: Delivery, envelope: Envelope) -> tuple[Output, ...]:
-        """The ticket as received to its topic, with the decision in a header; the decision to its own topic."""
+    def decided(self, delivery: Delivery, envelope: Envelope, ticket: Ticket | None = None) -> tuple[Output, ...]:
+        """The ticket as received to its topic, with the decision in a header, and for people with a card; the decision
+        to its own topic. Without `ticket` nobody looks for others of the same text.
+        """
         body = envelope.to_bytes()
         headers = received_headers(delivery.headers)
         attempt = attempt_of(delivery.headers)
         count: Headers = ((ATTEMPT, str(attempt).encode()),) if attempt else ()
+        duplicates = None if ticket is None else self._known.meet(ticket, envelope)
+        ours: Headers = ((DECISION_HEADER, body),)
+        if envelope.action == "escalate":
+            shown = blinded(envelope).to_bytes() if envelope.mode == "shadow" else body
+            card = make_card(envelope, self._rule_set, duplicates)
+            ours = ((DECISION_HEADER, shown), (CARD_HEADER, card.to_bytes()))
         return (
-            Output(envelope.topic, delivery.key, delivery.value, (*headers, (DECISION_HEADER, body), *count)),
-            Output(self._rule_set.decisions_topic, delivery.key, body, _trace(headers)),
+            Output(envelope.topic, delivery.key, delivery.value, (*headers, *ours, *count)),
+            Output(self._rule_set.decisions_topic, delivery.key, body, passed_on(headers)),
         )
 
     def dead_letter(self, delivery: Delivery, error: InvalidTicket) -> tuple[Output, ...]:
@@ -131,8 +148,8 @@ class Outputs:
     ) -> tuple[Output, ...] | None:
         """What to send for a delivery where the broker took some of its `outputs` and refused these for good.
 
-        A category topic's ticket goes to people; what people's topic refuses becomes a dead letter; a dead letter that
-        does not fit becomes a pointer to its origin. None: nothing is left to try.
+        A category topic's ticket goes to people; what the human topic refuses loses its card, and then becomes a dead
+        letter; a dead letter that does not fit becomes a pointer to its origin. None: nothing is left to try.
         """
         delivery = refused[0].delivery
         topics = {item.output.topic: item for item in refused}
@@ -148,6 +165,10 @@ class Outputs:
             return (replace(dead.output, key=None, value=None, headers=origin_only),)
         people = topics.get(rules.human_topic)
         if people is not None:
+            plain = tuple(pair for pair in people.output.headers if pair[0] != CARD_HEADER)
+            if len(plain) < len(people.output.headers):
+                kept = (output for output in outputs if output.topic not in (rules.human_topic, *topics))
+                return (replace(people.output, headers=plain), *kept)
             return self.dead_letter(delivery, InvalidTicket("undeliverable", people.code))
         routes = [item for topic, item in topics.items() if topic != rules.decisions_topic]
         if routes:
@@ -158,6 +179,12 @@ class Outputs:
         return tuple(output for output in outputs if output.topic != rules.decisions_topic)
 
 
-def _trace(headers: tuple[tuple[str, bytes | None], ...]) -> tuple[tuple[str, bytes | None], ...]:
-    """The trace context only: a decision record is about the ticket, not a copy of it."""
-    return tuple(pair for pair in headers if pair[0] in {"traceparent", "tracestate"})
+def would_of(decision: Decision) -> Would:
+    """What auto does with a decision to route."""
+    return Would(
+        category=decision.category or "",
+        topic=decision.topic,
+        probability=decision.probability,
+        reasons=decision.reasons,
+        certificate=None if decision.nearest is None else decision.nearest.certificate,
+    )

@@ -1,0 +1,297 @@
+"""Labelling: people's answers and the decisions they answer, made into a labelled file that says what it may prove.
+
+Only answers given in shadow certify. In assist people saw the suggestion, and lean towards it; in auto only what was
+escalated comes back, the hard part of the traffic. Such rows are left out unless they are asked for, and are marked.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from worker.adapters.files import refuse, rows
+from worker.core.answer_events import AnswerEvent, parse_answer
+from worker.core.envelope import ENVELOPE_SCHEMA
+from worker.core.modes import Mode
+from worker.core.rules import RuleSet
+from worker.errors import ConfigError
+from worker.offline.measures import Measured, share
+
+COLUMNS = ("id", "text", "label", "language", "mode", "blind", "decision_id", "answered_at")
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRow:
+    """One row of the file; `blind` where nobody was shown what the model says."""
+
+    id: str
+    text: str
+    label: str
+    language: str
+    mode: Mode
+    blind: bool
+    decision_id: str
+    answered_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Labelling:
+    """What became of the answers."""
+
+    rows: tuple[LabelledRow, ...]
+    left: Mapping[str, int]
+    """Why answers are not among the rows, and how many."""
+    in_shadow: int
+    """Scored decisions of the log that were in shadow."""
+    elsewhere: int
+    """Scored ones in assist and auto."""
+    answered: Mapping[bool, Measured]
+    """Of those in shadow, the share that was answered: of what auto would have routed (True), and of the rest."""
+    wrong: Mapping[str, tuple[int, Measured]]
+    """By category that auto would have routed to by score, in shadow: how many were answered, and the share of them
+    for which people found another. Under `` all of them."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts of tickets: by the decision about them where the file says it, else by their id."""
+
+    by_decision: Mapping[str, tuple[str, str]]
+    by_id: Mapping[str, tuple[str, str]]
+
+    def of(self, decision_id: str, ticket_id: str) -> tuple[str, str] | None:
+        """(text, language)."""
+        return self.by_decision.get(decision_id) or self.by_id.get(ticket_id)
+
+
+def read_texts(path: Path) -> Texts:
+    """A CSV or JSONL file with id and text, and optionally language and decision_id. Raises ConfigError."""
+    by_decision: dict[str, tuple[str, str]] = {}
+    by_id: dict[str, tuple[str, str]] = {}
+    problems = []
+    for number, row in rows(path, ("id", "text")):
+        found = ((row.get("text") or "").strip(), (row.get("language") or "").strip())
+        decision, name = (row.get("decision_id") or "").strip(), (row.get("id") or "").strip()
+        if decision:
+            by_decision[decision] = found
+        elif name and by_id.setdefault(name, found) != found:
+            problems.append(f"line {number}: id '{name}' stands twice, with another text: add a column decision_id")
+    refuse(path, problems)
+    return Texts(by_decision, by_id)
+
+
+def read_answers(path: Path, rule_set: RuleSet) -> dict[str, tuple[int, AnswerEvent]]:
+    """The latest answer to each decision, with its line. The order in the file decides nothing. Raises ConfigError with
+    the lines of everything that is no answer, and of answers of one moment that contradict each other.
+    """
+    problems: list[str] = []
+    found: dict[str, tuple[int, AnswerEvent]] = {}
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            event = parse_answer(line, rule_set)
+        except ValueError as error:
+            problems.append(f"line {number}: {error}")
+            continue
+        before = found.get(event.decision_id)
+        if before is None or event.answered_at > before[1].answered_at:
+            found[event.decision_id] = (number, event)
+        elif event.answered_at == before[1].answered_at and _finding(event) != _finding(before[1]):
+            problems.append(f"line {number}: contradicts line {before[0]}, which was answered at the same moment")
+    refuse(path, problems)
+    if not found:
+        raise ConfigError(f"{path}: no answers in it")
+    return found
+
+
+def label(
+    rule_set: RuleSet,
+    answers_path: Path,
+    log: Iterable[Sequence[bytes]],
+    texts: Texts,
+    include: Collection[str | None] = (),
+) -> Labelling:
+    """Joins answers, decisions and texts. `include`: modes whose answers are wanted though they certify nothing.
+
+    Raises ConfigError, also where an answer fits no decision of the log or states another ticket than it.
+    """
+    answers = read_answers(answers_path, rule_set)
+    seen: set[str] = set()
+    population: Counter[tuple[bool, bool]] = Counter()
+    elsewhere = 0
+    joined: list[tuple[int, AnswerEvent, Record]] = []
+    for record in _records(log, rule_set):
+        decision_id = record["decision_id"]
+        if decision_id in seen:
+            continue  # delivered twice, or sent in again
+        seen.add(decision_id)
+        answer = answers.get(decision_id)
+        if record["label_scores"] is not None:
+            if _mode(record) == "shadow":
+                population[record.get("would") is not None, answer is not None] += 1
+            else:
+                elsewhere += 1
+        if answer is not None:
+            joined.append((answer[0], answer[1], record))
+    _refuse_misfits(answers_path, answers, joined)
+    kept, left = _kept(joined, texts, {"shadow", *include})
+    if not kept:
+        why = "; ".join(f"{n} {what}" for what, n in left.most_common())
+        raise ConfigError(f"{answers_path}: no answer is left to label with: {why}")
+    answered = {
+        routed: share(population[routed, True], population[routed, True] + population[routed, False])
+        for routed in (True, False)
+    }
+    return Labelling(
+        rows=tuple(row for row, _ in kept),
+        left=dict(left.most_common()),
+        in_shadow=population.total(),
+        elsewhere=elsewhere,
+        answered=answered,
+        wrong=_wrong(kept),
+        warnings=tuple(_warnings(kept, left, population, answered, elsewhere)),
+    )
+
+
+def as_csv(found: Labelling) -> bytes:
+    """The file for `calibrate` and `evaluate`."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in found.rows:
+        values = {name: getattr(row, name) for name in COLUMNS} | {"blind": str(row.blind).lower()}
+        writer.writerow([values[name] for name in COLUMNS])
+    return out.getvalue().encode()
+
+
+def _finding(event: AnswerEvent) -> tuple[object, ...]:
+    return event.category, event.not_a_ticket, event.duplicate_of
+
+
+def _mode(record: Record) -> Mode:
+    found: Mode = record.get("mode", "auto")
+    return found
+
+
+def _records(log: Iterable[Sequence[bytes]], rule_set: RuleSet) -> Iterable[Record]:
+    """Decisions of this rule set. Raises ConfigError at what is no decision."""
+    number = 0
+    for lines in log:
+        for line in lines:
+            number += 1
+            try:
+                record = orjson.loads(line)
+                if record["schema"] != ENVELOPE_SCHEMA or not isinstance(record["decision_id"], str):
+                    raise ValueError("another schema")
+                ours = record["rule_set"].split("/", 1)[0] == rule_set.id
+                needed = {name: record[name] for name in ("label_scores", "reasons", "origin", "ticket_id", "action")}
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ConfigError(f"the log, decision {number}: no decision of this software ({error})") from error
+            if ours:
+                kept = ("decision_id", "mode", "would", "category", "topic")
+                yield {**needed, **{name: record[name] for name in kept if name in record}}
+
+
+def _refuse_misfits(
+    path: Path, answers: Mapping[str, tuple[int, AnswerEvent]], joined: Sequence[tuple[int, AnswerEvent, Record]]
+) -> None:
+    known = {event.decision_id for _, event, _ in joined}
+    problems = [
+        (number, f"line {number}: decision {name} is none of this rule set's in the log")
+        for name, (number, _) in answers.items()
+        if name not in known
+    ]
+    for number, event, record in joined:
+        if event.ticket_id is not None and event.ticket_id != record["ticket_id"]:
+            problems.append((number, f"line {number}: its decision is about ticket '{record['ticket_id']}'"))
+        if event.origin is not None and event.origin.model_dump() != dict(record["origin"]):
+            problems.append((number, f"line {number}: its decision is about a ticket from elsewhere"))
+    refuse(path, [text for _, text in sorted(problems)])
+
+
+def _kept(
+    joined: Sequence[tuple[int, AnswerEvent, Record]], texts: Texts, wanted: Collection[str | None]
+) -> tuple[list[tuple[LabelledRow, Record]], Counter[str]]:
+    """Rows by rising line, and why the others are none."""
+    left: Counter[str] = Counter()
+    found: list[tuple[LabelledRow, Record]] = []
+    names = Counter(record["ticket_id"] for _, _, record in joined)
+    for _, event, record in sorted(joined, key=lambda each: each[0]):
+        mode, text = _mode(record), texts.of(event.decision_id, record["ticket_id"])
+        if event.label is None:
+            left["repeat another ticket, which counts once"] += 1
+        elif record["label_scores"] is None:
+            left["were never scored: a rule decided, or the ticket could not be read"] += 1
+        elif mode not in wanted:
+            left[f"were given in {mode}: {_biased(mode)}"] += 1
+        elif text is None or not text[0]:
+            left["have no text among the tickets"] += 1
+        else:
+            ticket_id, blind = record["ticket_id"], mode == "shadow"
+            name = ticket_id if names[ticket_id] == 1 else f"{ticket_id}#{event.decision_id[:8]}"
+            at, (words, language) = event.answered_at.isoformat(), text
+            row = LabelledRow(name, words, event.label, language, mode, blind, event.decision_id, at)
+            found.append((row, record))
+    return found, left
+
+
+def _biased(mode: Mode) -> str:
+    if mode == "assist":
+        return "people saw the suggestion, and lean towards it"
+    return "only escalated tickets come back, with a suggestion"
+
+
+def _wrong(kept: Sequence[tuple[LabelledRow, Record]]) -> dict[str, tuple[int, Measured]]:
+    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row, record in kept:
+        would = record.get("would")
+        if row.blind and would is not None and would["certificate"] is not None:
+            for name in ("", would["category"]):
+                counts[name][0] += 1
+                counts[name][1] += row.label != would["category"]
+    return {name: (n, share(wrong, n)) for name, (n, wrong) in sorted(counts.items())}
+
+
+def _warnings(
+    kept: Sequence[tuple[LabelledRow, Record]],
+    left: Mapping[str, int],
+    population: Mapping[tuple[bool, bool], int],
+    answered: Mapping[bool, Measured],
+    elsewhere: int,
+) -> Iterable[str]:
+    seen = Counter(row.mode for row, _ in kept if not row.blind)
+    for mode, count in seen.items():
+        yield (
+            f"{count} rows come from {mode} ({_biased(mode)}): they are marked blind=false, and `calibrate` and "
+            "`evaluate` refuse them"
+        )
+    if elsewhere and population:
+        yield (
+            f"{elsewhere} scored tickets of the log were not in shadow: the rows stand for those categories that were, "
+            "and not for all tickets"
+        )
+    routed, rest = answered[True], answered[False]
+    if max(routed.lower, rest.lower) > min(routed.upper, rest.upper):
+        yield (
+            f"answers are no random part: {routed.value:.1%} of what auto would have routed was answered, and "
+            f"{rest.value:.1%} of the rest. A certificate needs all, or a part drawn by lot"
+        )
+    missing = sum(count for (_, done), count in population.items() if not done)
+    if missing:
+        yield f"{missing} tickets in shadow have no answer: if it is the hard ones that wait, the rest looks too good"
+    if left.get("repeat another ticket, which counts once"):
+        yield "tickets that people found to be duplicates were left out: make sure the first of each was answered"
