@@ -26,7 +26,7 @@ from worker.adapters.files import load_rule_set
 from worker.adapters.kafka_client import KafkaConfig
 from worker.adapters.kafka_topics import create_topics
 from worker.adapters.sglang import SGLangEngine
-from worker.adapters.topic_log import Record, TopicReader, TopicWriter
+from worker.adapters.topic_log import ClientProperties, Record, TopicReader, TopicWriter
 from worker.core.rules import RuleSet
 from worker.ports import Output
 from worker.runtime.question import prepare_question
@@ -121,7 +121,16 @@ class WorkerProcess:
 class Desk:
     """A rule set folder with a calibration that fits the stub engine, its topics, and what became of its tickets."""
 
-    def __init__(self, folder: Path, bootstrap_servers: str, engine_url: str, partitions: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap_servers: str,
+        engine_url: str,
+        partitions: int = 3,
+        *,
+        properties: ClientProperties | None = None,
+    ) -> None:
+        """`properties` are those of the Kafka clients of the desk itself, not of its workers."""
         self.folder = folder
         self.bootstrap_servers = bootstrap_servers
         name = re.sub(r"\W", "", folder.name).lower()[-20:]
@@ -137,8 +146,11 @@ class Desk:
             "ROUTER_CACHE_SECRET": "a secret for the tests only",
         }
         topics = dict.fromkeys((self.rules.input_topic, *self.rules.output_topics), partitions)
-        create_topics(KafkaConfig(bootstrap_servers, self.rules.input_topic, "tests"), topics)
-        self._writer = TopicWriter(bootstrap_servers)
+        self._properties = dict(properties or {})
+        create_topics(
+            KafkaConfig(bootstrap_servers, self.rules.input_topic, "tests", properties=self._properties), topics
+        )
+        self._writer = TopicWriter(bootstrap_servers, self._properties)
 
     def calibrate(self, engine_url: str) -> None:
         """Writes an artefact with the fingerprints of what runs; its numbers are made up."""
@@ -179,7 +191,7 @@ class Desk:
             process.kill()
 
     def records(self, *topics: str) -> list[Record]:
-        reader = TopicReader(self.bootstrap_servers)
+        reader = TopicReader(self.bootstrap_servers, self._properties)
         try:
             return list(reader.records(topics or self.ends))
         finally:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.desk import COMMAND, Desk, StubProcess, wait_for
 from worker.adapters.topic_log import Record, TopicWriter
-from worker.core.envelope import ATTEMPT, DECISION_HEADER, ORIGIN_OFFSET
+from worker.core.envelope import ATTEMPT, DECISION_HEADER, ORIGIN_OFFSET, Origin, dead_letter_headers
 from worker.ports import Output
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
@@ -46,7 +46,7 @@ def test_the_audit_is_clean_after_a_kill_and_names_a_copy_that_somebody_adds(des
     with desk.worker() as worker:
         desk.wait_for_all(ids)
         wait_for(lambda: worker.status()["lag"] == 0 and worker.status()["in_flight"] == 0, "the end")
-    code, said = command(desk, "audit")
+    code, said = command(desk, "audit", "--since", "0001-01-01")
     assert code == 0, said
     assert "301 tickets: 300 routed, 0 escalated, 1 dead-lettered, 0 waiting" in said
     assert said.strip().endswith("missing 0, duplicates 0, order violations 0")
@@ -89,6 +89,29 @@ def test_dead_letters_are_sent_in_again_and_keep_their_origin(desk: Desk) -> Non
     assert {first[ATTEMPT], second[ATTEMPT]} == {b"1", b"2"}  # which is read first depends on their partitions
     code, said = command(desk, "audit")
     assert code == 0, said
+
+
+def test_what_cannot_be_sent_in_again_is_left_with_its_reason_and_keeps_nothing_back(desk: Desk) -> None:
+    """A stranger's message, and one that this client may not write: as with a lower limit than the worker's."""
+    desk.send_raw(b"no ticket")
+    desk.send_raw(b"x" * 600_000)
+    dead = desk.rules.dead_letter_topic
+    place = Origin(desk.rules.input_topic, 2**40, 5)
+    writer = TopicWriter(desk.bootstrap_servers)
+    writer.write(Output(dead, None, b"a stranger's", dead_letter_headers((), place, "no_text", "")))
+    writer.flush(30)
+    with desk.worker():
+        wait_for(lambda: len(desk.records(dead)) == 3, "the dead letters")
+    desk.environment["ROUTER_MAX_OUTPUT_BYTES"] = "500000"
+    code, said = command(desk, "replay", "--from", "dead-letter")
+    assert code == 0, said
+    assert "sent 1 tickets in again" in said
+    assert f"1 left: from a partition that topic {desk.rules.input_topic} does not have" in said
+    assert "takes no such record" in said
+    assert "Traceback" not in said
+    assert len(desk.records(desk.rules.input_topic)) == 3
+    del desk.environment["ROUTER_MAX_OUTPUT_BYTES"]
+    assert "sent 1 tickets in again" in command(desk, "replay", "--from", "dead-letter")[1]
 
 
 def test_escalated_tickets_are_sent_in_again_and_keep_their_decision_id(desk: Desk, engine: StubProcess) -> None:

@@ -64,6 +64,7 @@ def test_a_second_signal_ends_it_at_once(desk: Desk, engine: StubProcess) -> Non
         worker.process.send_signal(signal.SIGTERM)
         wait_for(lambda: worker.status().get("draining", False), "the drain")
         assert worker.terminate(10) == 130
+        assert b'"worker.abandoned"' in worker.log.read_bytes().splitlines()[-1]
     engine.tell(fault="none")
     with desk.worker():
         desk.wait_for_all(ids)

