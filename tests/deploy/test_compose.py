@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: Mapping[str, Mapping[str, Any]] = COMPOSE["services"]
 WORKERS = ["worker", "worker-cpu"]
+SERVERS = ["serve", "serve-cpu"]
 ENV_EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 
@@ -102,20 +103,22 @@ def test_the_example_is_accepted_once_its_blanks_are_filled(tmp_path: Path, monk
     assert settings.kafka_bootstrap_servers == "localhost:9094"
 
 
-@pytest.mark.parametrize("name", WORKERS)
-def test_each_workers_environment_makes_valid_settings(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", [*WORKERS, *SERVERS])
+def test_each_environment_makes_valid_settings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from worker.settings import load_settings
+    from worker.wiring import check_exposure
 
     monkeypatch.chdir(tmp_path)
     for key, value in SERVICES[name]["environment"].items():
         monkeypatch.setenv(key, "0123456789abcdef0123456789abcdef" if value.startswith("${") else value)
     settings = load_settings()
-    assert settings.engine == {"worker": "sglang", "worker-cpu": "llama_cpp"}[name]
+    assert settings.engine == ("llama_cpp" if name.endswith("-cpu") else "sglang")
+    if name in SERVERS:
+        check_exposure(settings)  # it starts on an address that others reach
+        assert f"127.0.0.1:{settings.serve_port}:{settings.serve_port}" in SERVICES[name]["ports"]
 
 
-@pytest.mark.parametrize("name", [*WORKERS, *ONE_SHOTS])
+@pytest.mark.parametrize("name", [*WORKERS, *SERVERS, *ONE_SHOTS])
 def test_every_command_is_one_that_the_program_has(name: str) -> None:
     import typer.main
 
@@ -145,6 +148,13 @@ def test_the_workers_start_after_what_they_need(name: str) -> None:
     assert SERVICES[TOPICS]["depends_on"]["kafka"]["condition"] == "service_healthy"
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_servers_over_http_need_no_broker(name: str) -> None:
+    needs = {key: value["condition"] for key, value in SERVICES[name]["depends_on"].items()}
+    assert needs.pop("redis") == "service_healthy"
+    assert needs == ({"sglang": "service_started"} if name == "serve" else {})
+
+
 def test_nothing_waits_for_what_has_no_health_check_to_be_healthy() -> None:
     for name, service in SERVICES.items():
         for needed, how in service.get("depends_on", {}).items():
@@ -156,25 +166,33 @@ def test_both_profiles_hold_the_whole_system() -> None:
     always = {name for name, service in SERVICES.items() if "profiles" not in service}
     assert always == {"kafka", "redis", "topics", "otel-collector", "prometheus", "grafana"}
     chosen = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert chosen == {"worker": ["gpu"], "sglang": ["gpu"], "worker-cpu": ["cpu"], "samples": ["samples"]}
+    assert chosen == {
+        "worker": ["gpu"],
+        "serve": ["gpu"],
+        "sglang": ["gpu"],
+        "worker-cpu": ["cpu"],
+        "serve-cpu": ["cpu"],
+        "samples": ["samples"],
+    }
 
 
-def test_prometheus_finds_the_workers_of_both_profiles() -> None:
+@pytest.mark.parametrize(("name", "services"), [("ticket-router", WORKERS), ("ticket-router-serve", SERVERS)])
+def test_prometheus_finds_the_services_of_both_profiles(name: str, services: list[str]) -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
-    (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "ticket-router"]
+    (job,) = [job for job in config["scrape_configs"] if job["job_name"] == name]
     (found,) = job["dns_sd_configs"]
-    assert sorted(found["names"]) == sorted(WORKERS)
-    assert {str(found["port"])} == {SERVICES[name]["environment"]["ROUTER_HTTP_PORT"] for name in WORKERS}
+    assert sorted(found["names"]) == sorted(services)
+    assert {str(found["port"])} == {SERVICES[name]["environment"]["ROUTER_HTTP_PORT"] for name in services}
 
 
-def test_workers_send_their_traces_where_the_collector_listens() -> None:
+def test_services_send_their_traces_where_the_collector_listens() -> None:
     config = yaml.safe_load((ROOT / "deploy/otel/collector.yaml").read_text(encoding="utf-8"))
     port = config["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rpartition(":")[2]
     used = {
         part for pipeline in config["service"]["pipelines"].values() for parts in pipeline.values() for part in parts
     }
     assert used == {*config["receivers"], *config["processors"], *config["exporters"]}
-    for name in WORKERS:
+    for name in (*WORKERS, *SERVERS):
         assert SERVICES[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://otel-collector:{port}"
 
 
@@ -228,7 +246,7 @@ def test_no_profile_misses_a_service_that_it_depends_on() -> None:
             assert not profiles or profiles >= set(service.get("profiles", ())), f"{name} needs {needed}"
 
 
-@pytest.mark.parametrize("name", [*WORKERS, *ONE_SHOTS])
+@pytest.mark.parametrize("name", [*WORKERS, *SERVERS, *ONE_SHOTS])
 def test_the_worker_runs_without_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
@@ -238,7 +256,7 @@ def test_the_worker_runs_without_privileges(name: str) -> None:
     assert "user" not in service
 
 
-@pytest.mark.parametrize("name", [*WORKERS, *ONE_SHOTS])
+@pytest.mark.parametrize("name", [*WORKERS, *SERVERS, *ONE_SHOTS])
 def test_images_are_built_from_this_repository(name: str) -> None:
     build = SERVICES[name]["build"]
     assert (ROOT / build["context"] / build["dockerfile"]).is_file()

@@ -100,16 +100,19 @@ def test_the_schemas_refuse_what_is_misspelt(built: Mapping[str, list[Manifest]]
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_a_change_of_rules_is_a_rollout(built: Mapping[str, list[Manifest]], name: str, tmp_path: Path) -> None:
-    before = pod_of(the(built[name], "Deployment", "worker"))
-    (volume,) = [v for v in before["volumes"] if v["name"] == "rules"]
+    def rules_of(manifests: list[Manifest]) -> list[str]:
+        pods = [pod_of(the(manifests, "Deployment", who)) for who in ("worker", "serve")]
+        return [v["configMap"]["name"] for pod in pods for v in pod["volumes"] if v["name"] == "rules"]
+
+    before = rules_of(built[name])
     shutil.copytree(ROOT / "routing_rules", tmp_path / "routing_rules")
     shutil.copytree(KUBERNETES, tmp_path / "deploy/kubernetes")
     rules = tmp_path / "routing_rules/helpdesk/rules.yaml"
     rules.write_text(rules.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     manifests = build(tmp_path / "deploy/kubernetes" / name)
-    (changed,) = [v for v in pod_of(the(manifests, "Deployment", "worker"))["volumes"] if v["name"] == "rules"]
-    assert changed["configMap"]["name"] == _name(the(manifests, "ConfigMap", "rule-set"))
-    assert changed["configMap"]["name"] != volume["configMap"]["name"]
+    after = rules_of(manifests)
+    assert after == [_name(the(manifests, "ConfigMap", "rule-set"))] * 2
+    assert not set(after) & set(before)
 
 
 def test_every_rule_set_can_be_mounted_whole() -> None:
@@ -148,18 +151,23 @@ def test_users_are_those_of_the_image(built: Mapping[str, list[Manifest]], name:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_a_worker_has_time_to_drain_before_it_is_killed(built: Mapping[str, list[Manifest]], name: str) -> None:
+@pytest.mark.parametrize("who", ["worker", "serve"])
+def test_there_is_time_to_drain_before_the_kill(built: Mapping[str, list[Manifest]], name: str, who: str) -> None:
     settings = the(built[name], "ConfigMap", "worker-settings")["data"]
-    grace_s = pod_of(the(built[name], "Deployment", "worker"))["terminationGracePeriodSeconds"]
+    pod = pod_of(the(built[name], "Deployment", who))
+    (container,) = pod["containers"]
+    wait = re.findall(r"sleep\((\d+)\)", str(container.get("lifecycle", {})))
+    assert len(wait) == (who == "serve")
     # Ten seconds more to settle what the drain has finished and to leave the group.
-    assert grace_s >= float(settings["ROUTER_DRAIN_S"]) + 10
+    assert pod["terminationGracePeriodSeconds"] >= float(settings["ROUTER_DRAIN_S"]) + sum(map(int, wait)) + 10
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_a_worker_is_restarted_when_it_hangs_and_never_for_what_it_waits_for(
-    built: Mapping[str, list[Manifest]], name: str
+@pytest.mark.parametrize("who", ["worker", "serve"])
+def test_a_pod_is_restarted_when_it_hangs_and_never_for_what_it_waits_for(
+    built: Mapping[str, list[Manifest]], name: str, who: str
 ) -> None:
-    (container,) = pod_of(the(built[name], "Deployment", "worker"))["containers"]
+    (container,) = pod_of(the(built[name], "Deployment", who))["containers"]
     paths = {
         probe: container[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")
     }
@@ -197,6 +205,52 @@ def test_pods_of_a_deployment_are_no_static_members(built: Mapping[str, list[Man
     (container,) = pod_of(the(built[name], "Deployment", "worker"))["containers"]
     named = {*the(built[name], "ConfigMap", "worker-settings")["data"], *(e["name"] for e in container.get("env", ()))}
     assert "ROUTER_KAFKA_GROUP_INSTANCE_ID" not in named
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_server_over_http_is_reached_by_its_service_and_token_and_no_worker_has_that(
+    built: Mapping[str, list[Manifest]], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from worker.settings import load_settings
+    from worker.wiring import check_exposure
+
+    pod = the(built[name], "Deployment", "serve")["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    monkeypatch.chdir(tmp_path)
+    for key, value in the(built[name], "ConfigMap", "worker-settings")["data"].items():
+        monkeypatch.setenv(key, value)
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    monkeypatch.setenv("ROUTER_SERVE_TOKEN", "as the secret has it, 0123456789abcdef".replace(" ", "-"))
+    settings = load_settings()
+    check_exposure(settings)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": settings.http_port, "decide": settings.serve_port}
+    service = the(built[name], "Service", "serve")["spec"]
+    assert service["selector"].items() <= pod["metadata"]["labels"].items()
+    assert ports[service["ports"][0]["targetPort"]] == settings.serve_port
+    asked_at = [
+        port["port"] for rule in the(built[name], "NetworkPolicy", "serve")["spec"]["ingress"] for port in rule["ports"]
+    ]
+    assert sorted(asked_at) == sorted(ports.values())
+    secrets = {
+        who: {s["secretRef"]["name"] for s in c["envFrom"] if "secretRef" in s}
+        for who, c in (
+            ("serve", container),
+            ("worker", pod_of(the(built[name], "Deployment", "worker"))["containers"][0]),
+        )
+    }
+    assert secrets["serve"] - secrets["worker"] == {"ticket-router-serve"}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_rollout_of_the_server_over_http_leaves_nobody_without_an_answer(
+    built: Mapping[str, list[Manifest]], name: str
+) -> None:
+    spec = the(built[name], "Deployment", "serve")["spec"]
+    assert spec["replicas"] >= 2
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert the(built[name], "PodDisruptionBudget", "serve")["spec"]["maxUnavailable"] == 1
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -284,9 +338,9 @@ def test_the_engine_computes_its_last_layer_in_full_precision_behind_a_plain_ser
     assert settings["ROUTER_ENGINE_URL"] == f"http://{_name(the(manifests, 'Service', 'sglang'))}:30000"
     model = the(manifests, "ConfigMap", "sglang-settings")["data"]["MODEL_PATH"]
     assert model.startswith(tuple(mount["mountPath"] for mount in container["volumeMounts"]))
-    to_engine = [
-        rule
-        for rule in the(manifests, "NetworkPolicy", "worker")["spec"]["egress"]
-        if rule["ports"] == [{"port": 30000}]
-    ]
-    assert len(to_engine) == 1
+    for who in ("worker", "serve"):
+        egress = the(manifests, "NetworkPolicy", who)["spec"]["egress"]
+        assert len([rule for rule in egress if rule["ports"] == [{"port": 30000}]]) == 1
+    (ingress,) = the(manifests, "NetworkPolicy", "sglang")["spec"]["ingress"]
+    allowed = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in ingress["from"]}
+    assert allowed == {"worker", "serve"}
