@@ -53,7 +53,7 @@ test-sglang: $(READY) ## install (once, about 6 GB) and start a real SGLang on t
 test-vllm: $(READY) ## install (once, about 6 GB) and start a real vLLM on the CPU, run the engine's tests against it
 	tests/servers/vllm/with_server.sh $(BIN)/python -m pytest -m vllm tests/contracts $(ARGS)
 
-bench: $(READY) system ## measure speed beside a plain loop and two frameworks (15 minutes; SHORT=1: 3); docs/performance.md
+bench: $(READY) system ## measure speed beside a plain loop and two frameworks (20 minutes; SHORT=1: 3); docs/performance.md
 	$(BIN)/python -m tests.bench $(if $(SHORT),--short) $(ARGS)
 
 format: $(READY) ## rewrite the code in the project's style

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -12,18 +13,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import cache, engine, memory, pipeline, saturation, whole
+from tests.bench import cache, engine, memory, pipeline, profile, saturation, sizing, slow, stages, whole
 from tests.bench.ground import ROOT, apache_broker, collector
 from tests.bench.others.environment import python_of_others
 from tests.bench.report import Results
 from tests.bench.tickets import ticket_bytes
+from tests.bench.watch import StoodStill
 from tests.integration.desk import StubProcess
 from tests.servers.kafka import ApacheKafka
 from tests.servers.redis_server import redis_server
 from worker.errors import RouterError
 from worker.settings import Settings
 
-PARTS = ("pipeline", "whole", "cache", "engine", "saturation", "memory")
+PARTS = ("pipeline", "whole", "cache", "engine", "saturation", "slow", "stages", "sizing", "memory")
+NOT_IN_SHORT = {"sizing"}
+ON_DEMAND = ("profile",)
 RULES = ROOT / "routing_rules" / "helpdesk"
 
 
@@ -40,42 +44,74 @@ class Size:
     concurrencies: tuple[int, ...]
     engine_s: float
     saturation_s: float
+    slow_s: float
+    rounds: int
     ruled: int
     scored: int
 
 
 FULL = Size(
-    300_000, 200_000, 20.0, whole.LATENCIES_S, whole.ITEMS, 2_000, (1, 4, 8, 16, 32), 10.0, 20.0, 1_000_000, 200_000
+    pipeline_tickets=300_000,
+    whole_tickets=200_000,
+    case_s=20.0,
+    latencies_s=whole.LATENCIES_S,
+    items=whole.ITEMS,
+    cache_rounds=2_000,
+    concurrencies=(1, 4, 8, 16, 32),
+    engine_s=10.0,
+    saturation_s=20.0,
+    slow_s=30.0,
+    rounds=20_000,
+    ruled=1_000_000,
+    scored=200_000,
 )
-SHORT = Size(120_000, 80_000, 3.0, (0.02,), (1, 32), 200, (1, 8), 1.0, 5.0, 50_000, 0)
+SHORT = Size(
+    pipeline_tickets=120_000,
+    whole_tickets=80_000,
+    case_s=3.0,
+    latencies_s=(0.02,),
+    items=(1, 32),
+    cache_rounds=200,
+    concurrencies=(1, 8),
+    engine_s=1.0,
+    saturation_s=5.0,
+    slow_s=8.0,
+    rounds=2_000,
+    ruled=50_000,
+    scored=0,
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--short", action="store_true", help="less than three minutes, and less exact")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--parts", help=f"some of {', '.join((*PARTS, *ON_DEMAND))}; by default all but the last")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where results.json and the plot go")
     parser.add_argument("--engine", default="llama_cpp", help="what part `engine` asks; ROUTER_ENGINE's values")
     parser.add_argument("--engine-url", help="of a live server, for part `engine`")
     given = parser.parse_args()
-    parts = [part.strip() for part in given.parts.split(",")]
-    if unknown := set(parts) - set(PARTS):
+    every = [part for part in PARTS if not (given.short and part in NOT_IN_SHORT)]
+    parts = [part.strip() for part in given.parts.split(",")] if given.parts else every
+    if unknown := set(parts) - {*PARTS, *ON_DEMAND}:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     results = Results(given.short)
+    failed = False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the servers end with it
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, _ground(Path(folder)) as ground:
         for part in parts:
             began = time.monotonic()
             try:
                 run_part(part, ground, SHORT if given.short else FULL, results, given.engine, given.engine_url)
-            except RouterError as error:
+            except (RouterError, StoodStill, OSError) as error:
+                failed = True
                 print(f"{part}: {error}", file=sys.stderr)
+            given.out.mkdir(parents=True, exist_ok=True)
+            (given.out / "results.json").write_bytes(results.to_json())  # whatever becomes of the next part
             print(f"{part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(results.tables())
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "results.json").write_bytes(results.to_json())
     results.plot(given.out / "costs.png")
     print(f"\nresults.json and costs.png are in {given.out}")
-    return 0
+    return int(failed)
 
 
 class Ground:
@@ -93,6 +129,7 @@ class Ground:
     def stub(self) -> StubProcess:
         if self._stub is None:
             self._stub = self._stack.enter_context(StubProcess(latency_s=0.0))
+            self._stub.tell(quick=True)  # it shares the machine with whoever is measured
         return self._stub
 
     @property
@@ -143,12 +180,19 @@ def run_part(part: str, on: Ground, size: Size, results: Results, engine_name: s
         results.engine = asyncio.run(engine.run(settings, RULES, size.concurrencies, size.engine_s))
     elif part == "saturation":
         results.saturation = saturation.run(on.bench(size.whole_tickets), size.saturation_s)
+    elif part == "slow":
+        results.slow = slow.run(on.bench(size.whole_tickets), size.slow_s)
+    elif part == "stages":
+        results.stages = stages.run(on.collector, size.rounds)
+    elif part == "sizing":
+        results.sizing = sizing.run(on.bench(size.whole_tickets), size.case_s / 2, sizing.CATEGORIES, sizing.CHARACTERS)
+    elif part == "profile":
+        results.profile = profile.run(on.bench(size.whole_tickets), size.case_s)
     elif part == "memory":
-        results.memory = [
-            memory.run(on.folder, on.stub.url, on.collector, tickets, scored=scored)
-            for tickets, scored in ((size.ruled, False), (size.scored, True))
-            if tickets
-        ]
+        for tickets, scored in ((size.ruled, False), (size.scored, True)):
+            if tickets:
+                grown = memory.run(on.folder, on.stub.url, on.collector, tickets, scored=scored)
+                results.memory = [*results.memory, grown]
 
 
 if __name__ == "__main__":

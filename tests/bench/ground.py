@@ -35,8 +35,8 @@ from worker.runtime.question import Question, prepare_question
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 4
-MOCK_PARTITIONS = 12
-"""The mock cluster keeps 5 MiB of each."""
+MOCK_PARTITIONS = 24
+"""The mock cluster keeps 5 MiB of each: some 18,000 tickets, read or not, and what is beyond is gone."""
 
 
 @dataclass
@@ -104,11 +104,19 @@ class Written:
 class RuleFolder:
     """A rule set with a calibration that fits the stub engine; tickets of its own topics."""
 
-    def __init__(self, folder: Path, name: str, engine_url: str, *, by_field: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        engine_url: str,
+        *,
+        by_field: bool = False,
+        categories: Sequence[str] = CATEGORIES,
+    ) -> None:
         """`by_field`: a rule routes every ticket by its metadata, and nothing is scored."""
         self.folder = folder / name
         self.folder.mkdir()
-        base = category_set(*CATEGORIES).model_copy(update={"id": f"bench_{name}"})
+        base = category_set(*categories).model_copy(update={"id": f"bench_{name}"})
         self._write("categories.yaml", base.model_dump(mode="json", exclude_defaults=True))
         overrides = [
             {
@@ -119,7 +127,7 @@ class RuleFolder:
                 "then": "route",
                 "category": category,
             }
-            for category in CATEGORIES
+            for category in categories
         ]
         rules = {"version": 1, "alpha": 0.1, "delta": 0.1, **({"overrides": overrides} if by_field else {})}
         self._write("rules.yaml", rules)

@@ -17,7 +17,13 @@ from tests.bench.cache import LookUp
 from tests.bench.engine import Asked
 from tests.bench.memory import Growth
 from tests.bench.pipeline import Row
+from tests.bench.plot import draw
+from tests.bench.profile import Spent
 from tests.bench.saturation import Saturation
+from tests.bench.sizing import Sized
+from tests.bench.slow import Slowdown
+from tests.bench.stages import Stage
+from tests.bench.targets import Target, targets
 from tests.bench.watch import Cost
 from tests.bench.whole import WholeResult
 
@@ -35,6 +41,10 @@ class Results:
     engine: Sequence[Asked] = ()
     engine_name: str = ""
     saturation: Saturation | None = None
+    slow: Slowdown | None = None
+    stages: Sequence[Stage] = ()
+    sizing: Sequence[Sized] = ()
+    profile: Sequence[Spent] = ()
     memory: Sequence[Growth] = ()
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -60,9 +70,18 @@ class Results:
             ("(d) looking scores up in Redis", _cache(self.cache)),
             (f"(e) scoring and writing, {self.engine_name}", _engine(self.engine)),
             ("a saturated engine", _saturation(self.saturation)),
+            ("an engine that turns four times slower", _slow(self.slow)),
+            ("what a stage costs by itself", _stages(self.stages)),
+            ("by length and categories, 32 items, 20 ms", _sizing(self.sizing)),
+            ("where the whole worker's time goes", _profile(self.profile)),
             ("memory", _memory(self.memory)),
+            ("targets", _targets(self.targets())),
         ]
         return "\n".join(f"\n{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in parts if lines)
+
+    def targets(self) -> list[Target]:
+        """Those that the parts that were run can tell of."""
+        return targets(self.pipeline, self.whole, self.saturation, self.slow, self.stages, self.memory)
 
     def to_json(self) -> bytes:
         body: dict[str, Any] = {"conditions": self.conditions(), "short": self.short}
@@ -71,39 +90,27 @@ class Results:
         body["cache"] = [asdict(row) for row in self.cache]
         body["engine"] = {"name": self.engine_name, "rows": [asdict(row) for row in self.engine]}
         body["saturation"] = asdict(self.saturation) if self.saturation else None
+        body["slow"] = asdict(self.slow) if self.slow else None
+        body["stages"] = [asdict(row) for row in self.stages]
+        body["sizing"] = [asdict(row) for row in self.sizing]
+        body["profile"] = [asdict(row) for row in self.profile]
+        body["targets"] = [asdict(row) for row in self.targets()]
         body["memory"] = [asdict(row) for row in self.memory]
         return orjson.dumps(body, option=orjson.OPT_INDENT_2)
 
     def plot(self, path: Path) -> None:
-        """One picture of the costs. Needs matplotlib (extra `offline`)."""
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot
-
-        bars = _bars(self)
-        if not bars:
-            return
-        figure, axes = pyplot.subplots(figsize=(9, 0.4 * len(bars) + 1.2), layout="constrained")
-        names, values = [name for name, _ in bars], [value for _, value in bars]
-        drawn = axes.barh(names, values, color=["#888888" if "plain" in name else "#3465a4" for name in names])
-        axes.bar_label(drawn, fmt="%.0f", padding=3)
-        axes.set_xscale("log")
-        axes.set_xlabel("CPU microseconds a ticket")
-        axes.invert_yaxis()
-        axes.set_title(f"{self.conditions()['machine']}, {self.began:%Y-%m-%d}", fontsize=9)
-        figure.savefig(path, dpi=120)
-        pyplot.close(figure)
+        """One picture: a panel for each part that has something to show. Needs matplotlib (extra `offline`)."""
+        draw(self, path, _costs(self))
 
 
-def _bars(results: Results) -> list[tuple[str, float]]:
-    bars = [(f"(a) {row.name}", row.cost.cpu_us) for row in results.pipeline if row.cost]
+def _costs(results: Results) -> list[tuple[str, float]]:
+    costs = [(f"(a) {row.name}", row.cost.cpu_us) for row in results.pipeline if row.cost]
     if (whole := results.whole) is not None:
-        bars += [(f"(b) {name}", cost.cpu_us) for name, cost in _yardsticks(whole).items()]
-        bars += [(f"(b) worker, {c.items} items, {c.latency_s * 1e3:.0f} ms", c.cost.cpu_us) for c in whole.cases]
+        costs += [(f"(b) {name}", cost.cpu_us) for name, cost in _yardsticks(whole).items()]
+        costs += [(f"(b) worker, {c.items} items, {c.latency_s * 1e3:.0f} ms", c.cost.cpu_us) for c in whole.cases]
         if whole.cached is not None:
-            bars.append(("(c) worker, all cached", whole.cached.cpu_us))
-    return bars
+            costs.append(("(c) worker, all cached", whole.cached.cpu_us))
+    return costs
 
 
 def _yardsticks(whole: WholeResult) -> Mapping[str, Cost]:
@@ -191,9 +198,52 @@ def _saturation(found: Saturation | None) -> list[str]:
     ]
 
 
+def _slow(found: Slowdown | None) -> list[str]:
+    if found is None:
+        return []
+    lines = [
+        f"latency target {found.target_ms:.0f} ms; slow for {found.seconds:.0f} s, when it could do "
+        f"{found.possible:.0f} tickets/s and did {found.per_second:.0f}",
+        f"{'':18} {'calls':>6} {'items each':>10} {'call p50':>10} {'p99':>10} {'ticket p50':>11} {'p99':>10}",
+    ]
+    for phase in found.phases:
+        lines.append(
+            f"{phase.name:18} {phase.calls:6} {phase.items_per_call:10.1f} {phase.call_p50_ms:7.0f} ms "
+            f"{phase.call_p99_ms:7.0f} ms {phase.ticket_p50_ms:8.0f} ms {phase.ticket_p99_ms:7.0f} ms"
+        )
+    return lines
+
+
+def _stages(rows: Sequence[Stage]) -> list[str]:
+    return [f"{row.name:42} {row.us:8.2f} us" for row in rows]
+
+
+def _sizing(rows: Sequence[Sized]) -> list[str]:
+    lines = (
+        [f"{'categories':>10} {'characters':>10} {'CPU a ticket':>14} {'of first':>9} {'on a core':>11}"]
+        if rows
+        else []
+    )
+    for row in rows:
+        times = row.cost.cpu_us / rows[0].cost.cpu_us
+        lines.append(
+            f"{row.categories:10} {row.characters:10,} {row.cost.cpu_us:11.1f} us {times:8.2f}x "
+            f"{row.cost.per_core_second:9,.0f}/s"
+        )
+    return lines
+
+
+def _profile(rows: Sequence[Spent]) -> list[str]:
+    return [f"{row.stage:42} {row.share:6.1%} {row.cpu_us:8.1f} us" for row in rows]
+
+
+def _targets(rows: Sequence[Target]) -> list[str]:
+    return [f"{'holds ' if row.holds else 'MISSED'} {row.name}: {row.found} (target {row.target})" for row in rows]
+
+
 def _memory(rows: Sequence[Growth]) -> list[str]:
     return [
-        f"{row.tickets:,} tickets {'scored' if row.scored else 'by rule'}: {row.early_mib:.0f} MiB after a tenth, "
+        f"{row.tickets:,} tickets {'scored' if row.scored else 'by rule'}: {row.early_mib:.0f} MiB after a quarter, "
         f"at most {row.most_mib:.0f}, {row.last_mib:.0f} at the end"
         for row in rows
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.bench import cache, engine, pipeline, saturation, whole
+from tests.bench import cache, engine, pipeline, profile, saturation, sizing, slow, stages, whole
 from tests.bench.engine import Asked
 from tests.bench.ground import apache_broker, collector
 from tests.bench.memory import Growth
@@ -54,8 +54,20 @@ def test_the_whole_worker_and_the_saturated_engine_run_and_print(
     results = Results(short=True)
     results.whole = whole.run(bench, 4_000, 1.0, (0.02,), (8,))
     results.saturation = saturation.run(bench, 1.0)
+    results.slow = slow.run(bench, 2.0, 1.0)
+    results.sizing = sizing.run(bench, 0.5, (5,), (200,))
     printed = results.tables()
-    for line in ("worker, 8 items, 20 ms", "all cached", "of the generator's"):
+    assert [phase.calls > 0 for phase in results.slow.phases] == [True] * 3
+    assert results.slow.phases[1].call_p50_ms > 100, "the engine was slow"
+    results.plot(tmp_path / "whole.png")
+    assert (tmp_path / "whole.png").stat().st_size > 1_000
+    for line in (
+        "worker, 8 items, 20 ms",
+        "all cached",
+        "of the generator's",
+        "four times slower",
+        "share of a saturated engine",
+    ):
         assert line in printed
     assert results.whole.cases[0].items_per_request > 1
     assert orjson.loads(results.to_json())["whole"]["plain_transactions"]["tickets"] > 0
@@ -89,6 +101,32 @@ def test_a_cost_is_that_of_the_steady_part() -> None:
     assert cost.per_second == 500
 
 
-def test_growth_is_told_from_the_tenth_on() -> None:
+def test_every_stage_costs_something_and_telemetry_is_judged(collector_url: str) -> None:
+    results = Results(short=True, stages=stages.run(collector_url, 20))
+    assert all(stage.us > 0 for stage in results.stages)
+    assert [target.name for target in results.targets()] == [
+        "a decision's metrics, without a log line",
+        "span, 1 % sampled",
+    ]
+
+
+def test_a_sample_belongs_to_the_innermost_stage_that_is_named_and_waiting_is_none() -> None:
+    lines = [
+        "main (worker/cli.py:1);Worker._ask (loop.py:2);Router.ask (router.py:3);Flagger.find (suspicion.py:4) 3",
+        "main (worker/cli.py:1);Worker._ask (loop.py:2);CacheBatch.get (cache_batch.py:3) 2",
+        "main (worker/cli.py:1);Runner.run (asyncio/runners.py:2) 4",
+        "thread (1);worker (concurrent/futures/thread.py:1);wait (threading.py:2) 50",
+    ]
+    assert profile.by_stage(lines) == {"what addresses the router": 3, "cache": 2, "event loop and the rest": 4}
+
+
+def test_a_missed_target_is_called_missed() -> None:
+    grown = [Growth(False, 1_000_000, 100.0, 140.0, 140.0, ()), Growth(True, 1_000, 100.0, 102.0, 101.0, ())]
+    printed = Results(short=True, memory=grown).tables()
+    assert "MISSED memory after 1,000,000 tickets by rule: 1.40x" in printed
+    assert "holds  memory after 1,000 tickets scored: 1.01x" in printed
+
+
+def test_growth_is_told_from_a_quarter_on() -> None:
     grown = Growth(False, 1_000_000, 100.0, 112.0, 110.0, ())
-    assert "1,000,000 tickets by rule: 100 MiB after a tenth" in Results(short=True, memory=[grown]).tables()
+    assert "1,000,000 tickets by rule: 100 MiB after a quarter" in Results(short=True, memory=[grown]).tables()

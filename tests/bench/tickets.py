@@ -20,15 +20,27 @@ def _texts() -> tuple[str, ...]:
         return tuple(row["text"] for row in csv.DictReader(file))
 
 
-def ticket_bytes(count: int, *, distinct: int | None = None, first: int = 0) -> Iterator[bytes]:
-    """`distinct`: so many different texts come again and again; each ticket keeps an id of its own."""
+@cache
+def _long_text(characters: int) -> str:
+    """One sample after the other."""
+    text = " ".join(_texts())
+    return (text * (characters // len(text) + 1))[:characters].strip()
+
+
+def ticket_bytes(
+    count: int, *, distinct: int | None = None, first: int = 0, characters: int | None = None
+) -> Iterator[bytes]:
+    """`distinct`: so many different texts come again and again; each ticket keeps an id of its own. `characters`: about
+    so many, and no more, in each text."""
     texts = _texts()
     for number in range(first, first + count):
         which = number if distinct is None else number % distinct
+        order = f" Order {which}"
+        text = texts[which % len(texts)] if characters is None else _long_text(characters - len(order))
         yield orjson.dumps(
             {
                 "id": f"T-{number:09d}",
-                "text": f"{texts[which % len(texts)]} Order {which}",
+                "text": text + order,
                 "tenant": f"tenant-{which % 20}",
                 "channel": "email",
                 "language": "en",

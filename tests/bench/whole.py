@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.bench.ground import Broker, RuleFolder, Worker
 from tests.bench.pipeline import INPUT, run_plain
-from tests.bench.tickets import ticket_bytes
+from tests.bench.tickets import CATEGORIES, ticket_bytes
 from tests.bench.watch import Cost, cost_of, watch
 from tests.integration.desk import StubProcess, http
 
@@ -55,10 +55,12 @@ class Bench:
         self._runs = 0
 
     @contextmanager
-    def worker(self, input_topic: str, **settings: object) -> Iterator[Worker]:
+    def worker(
+        self, input_topic: str, categories: Sequence[str] = CATEGORIES, /, **settings: object
+    ) -> Iterator[Worker]:
         """With a rule set, topics and cache keys of its own."""
         self._runs += 1
-        rules = RuleFolder(self.folder, f"whole{self._runs}", self.stub.url)
+        rules = RuleFolder(self.folder, f"whole{self._runs}", self.stub.url, categories=categories)
         rules.create_topics(self.broker)
         everything = {"redis_url": self.redis_url, "batch_concurrency": CONCURRENCY, **settings}
         worker = Worker(rules, self.broker, self.stub.url, input_topic, self.collector_url, everything)

@@ -9,7 +9,7 @@ from quixstreams.models.topics import TopicConfig, TopicManager
 
 CATEGORIES = ("billing", "login", "bug", "shipping", "refund", "account", "hardware", "feedback")
 
-PARTITIONS = 12
+PARTITIONS = 24
 
 
 class Ticket(BaseModel):
