@@ -21,6 +21,15 @@ NAMED = sorted(
 FAULTS = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
 ROWS = [line for line in FAULTS.splitlines() if line.startswith("| ") and not line.startswith("| fault ")]
 
+THREATS = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+ATTACKS = [
+    line
+    for table in re.findall(r"^\| attack \|.*\n\|[-|]+\n((?:\|.*\n?)+)", THREATS, re.MULTILINE)
+    for line in table.splitlines()
+]
+WHO = ("submit tickets", "write to Redis", "write to a topic", "edit rule sets", "sits at the engine", "reads what")
+"""Of each there is a section with a table of attacks."""
+
 
 @cache
 def names_in(path: Path) -> frozenset[str]:
@@ -66,3 +75,23 @@ def test_every_fault_has_a_test_or_a_reason_why_not(row: str) -> None:
 
 def test_the_matrix_is_whole() -> None:
     assert len(ROWS) >= 41
+
+
+@pytest.mark.parametrize("row", ATTACKS, ids=[row.split(" | ")[0].strip("| ")[:50] for row in ATTACKS])
+def test_every_attack_has_a_test_or_remains(row: str) -> None:
+    # Not at `\|`, which stands in a cell.
+    attack, tries, why_not, shown = (cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1]))
+    assert attack
+    assert tries
+    if not shown:
+        assert why_not.startswith("remains: "), "say what remains, and what an operator can do"
+    for named in shown.split(", ") if shown else ():
+        assert re.fullmatch(r"`tests/[\w/.-]+\.py(?:::\w+)+`", named), f"name one test: {named}"
+
+
+def test_everybody_whom_the_threat_model_names_has_attacks() -> None:
+    sections = re.split(r"^## ", THREATS, flags=re.MULTILINE)
+    for who in WHO:
+        (own,) = (section for section in sections if who in section.splitlines()[0])
+        assert "| attack |" in own
+    assert len(ATTACKS) >= 45

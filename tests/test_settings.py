@@ -85,6 +85,7 @@ def test_an_empty_value_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
         ("ROUTER_ENGINE_URL", "http://a:30000,b:30000"),
         ("ROUTER_ENGINE_URL", "http://a:30000, http://a:30000/"),
         ("ROUTER_ENGINE_URL", ","),
+        ("ROUTER_ENGINE_URL", "http://[::1"),
         ("ROUTER_ON_ENGINE_DOWN", "guess"),
         ("ROUTER_CACHE_SECRET", "short"),
         ("ROUTER_KAFKA_PROPERTIES", "{security.protocol: x}"),
@@ -98,6 +99,38 @@ def test_a_value_out_of_bounds_is_an_error_that_names_the_variable(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=name):
         load_settings()
+
+
+@pytest.mark.parametrize("port", ["99999", "0", "-1", "80a", "8" * 5000])
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("ROUTER_ENGINE_URL", "http://a:{}"),
+        ("ROUTER_ENGINE_URL", "http://a:1,http://[::1]:{}/v1"),
+        ("ROUTER_REDIS_URL", f"redis://user:{SECRET}@a:{{}}/0"),
+        ("ROUTER_KAFKA_BOOTSTRAP_SERVERS", "a:9092, b:{}"),
+        ("ROUTER_KAFKA_BOOTSTRAP_SERVERS", "[::1]:{}"),
+    ],
+)
+def test_a_port_that_cannot_be_names_the_setting_and_no_address(
+    monkeypatch: pytest.MonkeyPatch, name: str, address: str, port: str
+) -> None:
+    monkeypatch.setenv(name, address.format(port))
+    with pytest.raises(ConfigError, match=f"^{name}: the port is none: write a number from 1 to 65535$"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("ROUTER_ENGINE_URL", "http://a,https://b:65535,http://[::1]:1"),
+        ("ROUTER_REDIS_URL", "rediss://user:pass:word@[::1]/0"),
+        ("ROUTER_KAFKA_BOOTSTRAP_SERVERS", "a,b:9092,[::1]:9092,[::1],SASL_SSL://c:1"),
+    ],
+)
+def test_addresses_with_and_without_a_port_are_taken(monkeypatch: pytest.MonkeyPatch, name: str, address: str) -> None:
+    monkeypatch.setenv(name, address)
+    load_settings()
 
 
 def test_every_error_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -28,9 +29,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from worker import console, serving
+from worker import console, serving, top
 from worker.adapters.writing import WAYS
-from worker.core.envelope import envelope_json_schema
+from worker.core.answer_events import answer_json_schema
+from worker.core.schemas import SCHEMAS, SchemaName
 from worker.core.turns import ChatTemplate
 from worker.errors import ConfigError, RouterError
 from worker.offline.replay import Selection
@@ -104,15 +106,45 @@ Moment = Annotated[
 
 def main() -> None:
     """Entry point: our errors are one line and an exit code, never a traceback."""
+    _open_standard_streams()
     try:
         app()
     except RouterError as error:
         fail(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+            raise
+        _write_nowhere(1)
+        fail(RouterError(f"standard output, or a file that was written, takes nothing more: {error.strerror}"))
 
 
 def fail(error: RouterError) -> NoReturn:
-    err.print(f"ticket-router: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    try:
+        err.print(f"ticket-router: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    except OSError:  # nobody can be told; the exit code still can
+        _write_nowhere(2)
     sys.exit(CONFIG_ERROR if isinstance(error, ConfigError) else RUN_ERROR)
+
+
+def _open_standard_streams() -> None:
+    """In place of those that a process was started without: else a socket gets the number of one, and lines meant for
+    a person go there."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _write_nowhere(number: int) -> None:
+    """What is still in the stream's buffer would fail once more at the end, and change the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def studies() -> ModuleType:
@@ -205,6 +237,9 @@ def check(rules: Rules) -> None:
         raise typer.Exit(1)
 
 
+app.command("top")(top.command)
+
+
 @prompt.command("show")
 def prompt_show(
     rules: Rules,
@@ -278,10 +313,14 @@ def rules_diff(
         Path | None, typer.Option("--log", help="Decisions of `export`: also say what moves.", show_default=False)
     ] = None,
 ) -> None:
-    """Say what differs between two versions of a rule set, what expires, and by a log what would move where."""
-    console.print_rules_diff(out, serving.rules_diff(old, new))
+    """Say what differs between two versions of a rule set, what expires, and by a log what would move where; exit
+    code 1 where they differ."""
+    found = serving.rules_diff(old, new)
+    console.print_rules_diff(out, found)
     if log is not None:
         _backtest(log, new, old)
+    if found.changes:
+        raise typer.Exit(1)
 
 
 @app.command("backtest")
@@ -337,9 +376,39 @@ def send(
 def export(
     rules: Rules,
     to: Annotated[Path, typer.Option("--to", help="JSONL file; `-` for standard output.")] = Path("-"),
+    what: Annotated[
+        Literal["decisions", "tickets", "answers"],
+        typer.Option(help="Decisions; tickets that went to people, as texts; or people's answers (topics.answers)."),
+    ] = "decisions",
 ) -> None:
-    """Write every decision on the decisions topic as JSONL, oldest first within a partition."""
-    err.print(f"{serving.export(load_settings(), rules, to)} decisions", highlight=False)
+    """Write every decision on the decisions topic as JSONL, oldest first within a partition; or tickets, or answers."""
+    err.print(f"{serving.export(load_settings(), rules, to, what)} {what}", highlight=False)
+
+
+@app.command()
+def labels(
+    rules: Rules,
+    answers: Annotated[Path, typer.Option("--answers", help="JSONL of answer events.", show_default=False)],
+    log: Annotated[Path, typer.Option("--log", help="JSONL of decisions, as `export` writes it.", show_default=False)],
+    tickets: Annotated[
+        Path,
+        typer.Option("--tickets", help="CSV or JSONL with id and text: `export --what tickets`.", show_default=False),
+    ],
+    to: Annotated[Path, typer.Option("--out", help="CSV for calibrate and evaluate.", callback=_writable)],
+    include: Annotated[
+        Literal["assist", "auto", "all"] | None,
+        typer.Option(help="Also answers of people who saw the suggestion, given in this mode; they certify nothing."),
+    ] = None,
+) -> None:
+    """Make a labelled file of what people answered in shadow, and say what auto would have got wrong."""
+    study = studies()
+    with bars() as progress:
+        task = progress.add_task("bytes of decisions", total=None)
+        found = study.labels_command(
+            rules, answers, log, tickets, to, ("assist", "auto") if include == "all" else (include,),
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )  # fmt: skip
+    console.print_labelling(out, found)
 
 
 @app.command()
@@ -370,9 +439,18 @@ def replay(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of the decision envelope."""
-    sys.stdout.write(orjson.dumps(envelope_json_schema(), option=orjson.OPT_INDENT_2).decode() + "\n")
+def schema(
+    name: Annotated[SchemaName, typer.Argument(help="Which message.")] = "decision",
+    rules: Annotated[
+        Path | None,
+        typer.Option("--rules", help="With `answer`: its categories are this rule set's.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a message: decision, card, answer, dead_letter."""
+    if rules is not None and name != "answer":
+        raise typer.BadParameter("--rules goes with answer")
+    found = SCHEMAS[name]() if rules is None else answer_json_schema(serving.load_rules(rules))
+    sys.stdout.write(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
 @app.command()

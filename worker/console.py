@@ -25,12 +25,14 @@ from worker.offline.rules_diff import RulesDiff
 if TYPE_CHECKING:  # these need numpy, which a worker does not
     from worker.core.artefact import Artefact
     from worker.offline.attack_trial import AttackTable
-    from worker.offline.backtest import Backtest, Counted
+    from worker.offline.backtest import Backtest
     from worker.offline.benchmark import CertifyingTime, GuaranteesTable
     from worker.offline.calibrate import CalibrationResult
     from worker.offline.choices import ChoiceEvaluation
+    from worker.offline.counted import Counted
     from worker.offline.evaluate import Evaluation
     from worker.offline.guarantee_simulation import Outcome
+    from worker.offline.labelling import Labelling
     from worker.offline.measures import Measured
     from worker.offline.question_cost import QuestionCost
     from worker.offline.selftest import SelfTest
@@ -102,6 +104,8 @@ def print_rule_tests(out: Console, run: RuleTestRun) -> None:
 def print_rules_diff(out: Console, diff: RulesDiff) -> None:
     """A line for each difference, by area; then what expires."""
     out.print(f"{diff.old} → {diff.new}", markup=False, highlight=False, soft_wrap=True)
+    if diff.two_sets is not None:
+        out.print(f"  {diff.two_sets}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     for change in diff.changes:
         detail = f": {change.detail}" if change.detail else ""
         said = f"  {change.area}: {change.kind} {change.what}{detail}"
@@ -116,14 +120,21 @@ def print_backtest(out: Console, backtest: Backtest, limits: Sequence[str]) -> N
     """Both sides, what moves where, and what a log cannot tell."""
     was, now = backtest.recorded, backtest.replayed
     table = Table("", "as recorded", "new rules", box=None, pad_edge=False)
-    for name, cell in (
+    if_auto: tuple[tuple[str, Callable[[Counted], str]], ...] = (
+        ("held back by the mode", lambda side: f"{sum(side.held.values())}"),
+        ("routed, were all in auto", lambda side: _percent(side.if_auto)),
+        ("expected wrong, then", lambda side: _wrong_of(side.if_auto_wrong, side.if_auto_error)),
+    )
+    lines: tuple[tuple[str, Callable[[Counted], str]], ...] = (
         ("tickets", lambda side: f"{side.n}"),
         ("routed", lambda side: f"{side.routed}: {_percent(side.automation)}"),
         ("to people", lambda side: f"{side.people}"),
         ("routed by score", lambda side: f"{side.judged}"),
         ("expected wrong", _expected_wrong),
+        *(if_auto if was.held or now.held else ()),
         ("busiest hour for people", lambda side: f"{side.busiest[1]} ({side.busiest[0]}:00Z)" if side.busiest else "–"),
-    ):
+    )
+    for name, cell in lines:
         table.add_row(name, cell(was), cell(now))
     out.print(table)
     if backtest.not_in_force:
@@ -145,10 +156,28 @@ def _percent(measured: Measured) -> str:
 
 
 def _expected_wrong(side: Counted) -> str:
-    if not side.judged:
+    return _wrong_of(side.expected_wrong, side.expected_error)
+
+
+def _wrong_of(wrong: Measured, error: Measured) -> str:
+    if math.isnan(wrong.value):
         return "–"
-    wrong, error = side.expected_wrong, side.expected_error
     return f"{wrong.value:.1f} ({wrong.lower:.0f} to {wrong.upper:.0f}), {error.value:.2%}"
+
+
+def print_labelling(out: Console, found: Labelling) -> None:
+    """How many rows, what was left out and why, what auto would have got wrong, and what the file does not prove."""
+    blind = sum(row.blind for row in found.rows)
+    out.print(f"{len(found.rows)} labelled tickets, {blind} of them answered in shadow", highlight=False)
+    for why, n in found.left.items():
+        out.print(f"  left out: {n} answers that {why}", markup=False, highlight=False, soft_wrap=True)
+    if found.wrong:
+        table = Table("auto would have routed to", "answered", "people found another", box=None, pad_edge=False)
+        for name, (n, wrong) in found.wrong.items():
+            table.add_row(name or "all by score", f"{n}", _percent(wrong))
+        out.print(table)
+    for warning in found.warnings:
+        out.print(f"  {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_holdings(out: Console, survey: Survey) -> None:

@@ -17,9 +17,11 @@ from worker import wiring
 from worker.adapters import redis_upkeep
 from worker.adapters.chat_template import load_turns
 from worker.adapters.files import rows
+from worker.adapters.kafka_client import KafkaConfig
 from worker.adapters.kafka_topics import create_topics, describe_topics
 from worker.adapters.topic_log import TopicReader, TopicWriter
 from worker.core.policy import Calibration, NoCalibration
+from worker.core.rules import RuleSet
 from worker.core.turns import Turns
 from worker.errors import ConfigError, EngineError
 from worker.offline.audit import Ledger
@@ -30,11 +32,13 @@ from worker.offline.check import (
     check_calibration,
     check_engine,
     check_further,
+    check_modes,
     check_rules,
     check_topics,
 )
+from worker.offline.exporting import Exported, lines_of
 from worker.offline.prompt_view import PromptView, view_prompt
-from worker.offline.replay import Replay, Selection
+from worker.offline.replay import Replay, Resend, Selection
 from worker.offline.replay import plan as plan_replay
 from worker.offline.rule_tests import RuleTestRun, run_rule_tests
 from worker.offline.rules_diff import RulesDiff, Side, diff_rules
@@ -60,15 +64,18 @@ def set_up_telemetry(settings: Settings, *, quiet: bool = False) -> LogSink:
     stream = sys.stderr if quiet else sys.stdout
     form = settings.log_format if settings.log_format != "auto" else ("console" if stream.isatty() else "json")
     level = "error" if quiet and settings.log_level in {"info", "warning"} else settings.log_level
-    return set_up_logging(level=level, form=form, fd=stream.fileno(), clock=time.time)
+    return set_up_logging(level=level, form=form, fd=stream.fileno(), clock=time.time, redact=settings.log_redact)
 
 
 class _Process:
     """What a worker and a server over HTTP have in common: health port, engines, cache, journal, export."""
 
-    def __init__(self, settings: Settings, desk: Desk, secret: bytes, log_sink: LogSink) -> None:
+    def __init__(
+        self, settings: Settings, desk: Desk, secret: bytes, log_sink: LogSink, *, joins_a_group: bool
+    ) -> None:
         """Raises ConfigError. Nothing is connected to or listened on yet."""
         self._settings = settings
+        self._joins_a_group = joins_a_group
         self._desk = desk
         self._waiting_for: str | None = "starting"
         self.condition: Callable[[], Condition | None] = lambda: None
@@ -78,10 +85,17 @@ class _Process:
         self._health = HealthServer(self._condition_now, lambda: self._waiting_for, metrics.prometheus)
         self.engines = wiring.make_engines(settings)
         self._sent = wiring.make_sent(settings)
-        self.cache = wiring.make_cache(settings, secret)
         self.journal = wiring.make_journal(settings, metrics)
+        self.cache = wiring.make_cache(settings, secret, self.journal.cache_trouble)
         resource = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ticket-router")}
-        self.export = start_export(os.environ, metrics, resource=resource, clock=time.monotonic, chance=random.random)
+        self.export = start_export(
+            os.environ,
+            metrics,
+            resource=resource,
+            clock=time.monotonic,
+            chance=random.random,
+            followed_per_s=settings.trace_followed_per_s,
+        )
 
     async def questions(self) -> tuple[Question, Calibration | NoCalibration, tuple[wiring.Calibrated, ...]]:
         """Opens the health port, waits for an engine, and says what it is asked under which calibrations."""
@@ -113,7 +127,7 @@ class _Process:
 
     def waiting(self, what: str) -> None:
         if what != self._waiting_for:
-            self.journal.waiting(what)
+            self.journal.waiting(what, for_partitions=self._joins_a_group)
         self._waiting_for = what
 
 
@@ -130,10 +144,10 @@ def run(work: Coroutine[None, None, None]) -> None:
 
 async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
     """The worker as a process: health port first, then engine, then Kafka. Raises RouterError where it must end."""
-    desk = Desk.load(folder)
+    desk = Desk.load(folder).at_most(settings.mode)
     secret = wiring.cache_secret(settings)
     stream = wiring.make_stream(settings, desk.rule_set)
-    process = _Process(settings, desk, secret, log_sink)
+    process = _Process(settings, desk, secret, log_sink, joins_a_group=True)
 
     async def work(announce: Callable[[Stoppable], None]) -> None:
         question, calibration, further = await process.questions()
@@ -157,17 +171,17 @@ async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
             process.journal.stopped(assembly.worker.status().settled)
 
     try:
-        await until_signalled(work, forced=lambda: None)
+        await until_signalled(work, forced=process.journal.abandoned)
     finally:
         await process.aclose()
 
 
 async def serve_http(settings: Settings, folder: Path, log_sink: LogSink) -> None:
     """Decisions over HTTP as a process: health port, then engine, then its own port. Raises RouterError."""
-    desk = Desk.load(folder)
+    desk = Desk.load(folder).at_most(settings.mode)
     secret = wiring.cache_secret(settings)
     wiring.check_exposure(settings)
-    process = _Process(settings, desk, secret, log_sink)
+    process = _Process(settings, desk, secret, log_sink, joins_a_group=False)
 
     async def work(announce: Callable[[Stoppable], None]) -> None:
         question, calibration, further = await process.questions()
@@ -191,7 +205,7 @@ async def serve_http(settings: Settings, folder: Path, log_sink: LogSink) -> Non
             process.journal.stopped(assembly.server.status().answered)
 
     try:
-        await until_signalled(work, forced=lambda: None)
+        await until_signalled(work, forced=process.journal.abandoned)
     finally:
         await process.aclose()
 
@@ -202,6 +216,7 @@ async def check(settings: Settings, folder: Path) -> list[Finding]:
     findings = [finding]
     if rule_set is None:
         return findings
+    findings.append(check_modes(rule_set, settings.mode))
     try:
         config = wiring.kafka_config(settings, rule_set)
     except ConfigError as error:
@@ -209,7 +224,7 @@ async def check(settings: Settings, folder: Path) -> list[Finding]:
     else:
         findings.append(check_topics(rule_set, config.input_topic, lambda names: describe_topics(config, names)))
     try:
-        engines = wiring.make_engines(settings)
+        engines, sent = wiring.make_engines(settings), wiring.make_sent(settings)
     except ConfigError as error:
         findings.append(Finding("engine", "wrong", str(error)))
         findings.append(check_calibration(folder, None))
@@ -217,7 +232,7 @@ async def check(settings: Settings, folder: Path) -> list[Finding]:
         question: Question | None = None
         further: list[Finding] = []
         for name, engine in engines:
-            more, asked = await check_engine(rule_set, engine, wiring.make_sent(settings))
+            more, asked = await check_engine(rule_set, engine, sent)
             findings += [replace(f, part=f"{f.part} {name}") if len(engines) > 1 else f for f in more]
             if question is None and asked is not None:
                 question = asked
@@ -284,18 +299,27 @@ def topics(
     return {name: found.get(name) for name in names}
 
 
-def export(settings: Settings, folder: Path, to: Path) -> int:
-    """Every decision of the decisions topic, one JSON line each; how many there were. Raises ConfigError."""
+def load_rules(folder: Path) -> RuleSet:
+    """Raises ConfigError."""
+    return Desk.load(folder).rule_set
+
+
+def export(settings: Settings, folder: Path, to: Path, what: Exported = "decisions") -> int:
+    """Every decision of the decisions topic, one JSON line each; or every ticket that went to people, with its text, or
+    every answer. How many there were. Raises ConfigError.
+    """
     rule_set = Desk.load(folder).rule_set
     config = wiring.kafka_config(settings, rule_set)
+    topics, line_of = lines_of(what, rule_set, settings.max_ticket_bytes)
     reader = TopicReader(config.bootstrap_servers, config.properties)
     count = 0
     target = sys.stdout.buffer if str(to) == "-" else None
     try:
         with target or to.open("wb") as file:  # closing standard output is fine: nothing is written after
-            for record in reader.records([rule_set.decisions_topic]):
-                if record.value is not None:
-                    file.write(record.value + b"\n")
+            for record in reader.records(topics):
+                line = line_of(record)
+                if line is not None:
+                    file.write(line + b"\n")
                     count += 1
     except OSError as error:
         raise ConfigError(f"{to}: cannot be written: {error.strerror}") from error
@@ -379,13 +403,21 @@ def replay(
             [config.input_topic], since_ms=None if since_ms is None else max(0, since_ms - CLOCK_SKEW_MS)
         )
         records = reader.records(topics, since_ms=since_ms)
-        planned = plan_replay(records, sent_in, config.input_topic, dead_letters, selection)
+        partitions = describe_topics(config, [config.input_topic]).get(config.input_topic, 0)
+        planned = plan_replay(records, sent_in, config.input_topic, partitions, dead_letters, selection)
     finally:
         reader.close()
-    if not dry_run:
-        properties = {**config.properties, "message.max.bytes": config.max_output_bytes}
-        writer = TopicWriter(config.bootstrap_servers, properties)
-        for resend in planned.resends:
+    return planned if dry_run else _sent_in_again(planned, config)
+
+
+def _sent_in_again(planned: Replay, config: KafkaConfig) -> Replay:
+    """What was sent of it. Raises StreamRetriable."""
+    writer = TopicWriter(config.bootstrap_servers, {**config.properties, "message.max.bytes": config.max_output_bytes})
+    unwritable: dict[Resend, str] = {}
+    for resend in planned.resends:
+        try:
             writer.write(resend.output, resend.partition)
-        writer.flush(WRITE_S)
-    return planned
+        except ConfigError as error:  # one of them must not keep back the others
+            unwritable[resend] = f"{error} (ROUTER_MAX_OUTPUT_BYTES is {config.max_output_bytes})"
+    writer.flush(WRITE_S)
+    return planned.without(unwritable)

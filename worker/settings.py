@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_args, get_origin
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -20,10 +20,12 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from worker.core.modes import Mode
 from worker.errors import ConfigError
 
 PREFIX = "ROUTER_"
 MIN_SECRET_CHARS = 16
+HIGHEST_PORT = 65_535
 _SECRET_PROPERTY = re.compile(r"password|secret|token|credential|\.pem$|oauthbearer\.config", re.IGNORECASE)
 
 
@@ -37,10 +39,31 @@ class ClientProperties(dict[str, str | int | float | bool]):
         return repr(self.redacted())
 
 
+def _port(text: str) -> None:
+    """Raises ValueError where these digits are no port that can be connected to."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= HIGHEST_PORT and len(text) <= 5):
+        raise ValueError(f"the port is none: write a number from 1 to {HIGHEST_PORT}")
+
+
+def _check_url_port(parts: SplitResult) -> None:
+    """Raises ValueError; what urlsplit says of a port quotes the address, which may hold a password."""
+    colon, port = parts.netloc.rpartition("@")[2].rpartition("]")[2].rpartition(":")[1:]
+    if colon and port:
+        _port(port)
+
+
+def _split(value: str, form: str) -> SplitResult:
+    try:
+        return urlsplit(value)
+    except ValueError:  # quotes the address
+        raise ValueError(f"no address: write {form}") from None
+
+
 def _http_url(value: str) -> str:
-    parts = urlsplit(value)
+    parts = _split(value, "http://host:port")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("write http://host:port or https://host:port")
+    _check_url_port(parts)
     if parts.username or parts.password:
         raise ValueError("a key does not belong into the address: set ROUTER_ENGINE_API_KEY")
     return value.rstrip("/")
@@ -54,6 +77,22 @@ def _http_urls(value: str) -> str:
     if len(set(urls)) < len(urls):
         raise ValueError("an address stands twice: it would get twice the load")
     return ",".join(urls)
+
+
+def _redis_url(secret: SecretStr) -> SecretStr:
+    parts = _split(secret.get_secret_value(), "redis://host:port/0")
+    if parts.scheme in ("redis", "rediss"):
+        _check_url_port(parts)
+    return secret
+
+
+def _brokers(value: str) -> str:
+    """The client itself would go on asking for ever at a port that cannot be."""
+    for broker in value.split(","):
+        host, colon, port = broker.strip().rpartition("://")[2].rpartition("]")[2].rpartition(":")
+        if colon and ":" not in host:
+            _port(port)
+    return value
 
 
 def _bearer_token(secret: SecretStr) -> SecretStr:
@@ -94,7 +133,14 @@ class Settings(BaseSettings):
         validate_default=True,
     )
 
-    kafka_bootstrap_servers: str | None = Field(None, description="Brokers, `host:port`, separated by commas.")
+    mode: Mode = Field(
+        "auto",
+        description="A brake: `assist` or `shadow` for every category that the rule set has in a less strict mode.",
+    )
+
+    kafka_bootstrap_servers: Annotated[str, AfterValidator(_brokers)] | None = Field(
+        None, description="Brokers, `host:port`, separated by commas."
+    )
     kafka_group_id: str | None = Field(None, description="Consumer group; unset: `ticket-router.<rule set>`.")
     kafka_input_topic: str | None = Field(None, description="Topic with the tickets; unset: that of the rule set.")
     delivery: Literal["exactly_once", "at_least_once"] = Field(
@@ -121,7 +167,7 @@ class Settings(BaseSettings):
         1_000_000, ge=10_000, le=1_000_000_000, description="Largest message produced; at most what the brokers take."
     )
 
-    redis_url: SecretStr | None = Field(
+    redis_url: Annotated[SecretStr, AfterValidator(_redis_url)] | None = Field(
         None, description="`redis://user:password@host:6379/0`, or `rediss://` for TLS; unset: a cache in memory."
     )
     redis_timeout_ms: int = Field(
@@ -229,8 +275,20 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_ticket_text: bool = Field(False, description="Logs the text of tickets: personal data; for debugging only.")
+    log_redact: bool = Field(
+        True,
+        description="Resident, card and phone numbers and e-mail addresses are replaced in texts that are logged.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="`auto`: for people on a terminal, else JSON."
+    )
+
+    trace_followed_per_s: float = Field(
+        10.0,
+        ge=0,
+        le=10_000,
+        description="Most tickets a second that are traced because their message says so; chance decides about the "
+        "rest (docs/telemetry.md).",
     )
 
     @model_validator(mode="after")

@@ -57,6 +57,7 @@ from worker.offline.choices import ChoiceEvaluation, evaluate_choices, put_choic
 from worker.offline.demo import DeskResult, Progress, in_calibration_part, run_desk, summarise
 from worker.offline.demo_summary import DemoSummary
 from worker.offline.evaluate import Evaluation, evaluate
+from worker.offline.labelling import Labelling, as_csv, label, read_texts
 from worker.offline.prior import match_history
 from worker.offline.question_cost import QuestionCost, measure_question_costs
 from worker.offline.report import Report, calibration_report, demo_report, evaluation_report, selftest_report
@@ -413,6 +414,16 @@ def write_report(report: Report, folder: Path) -> Path:
 def backtest_command(log: Path, new: Path, old: Path | None, progress: Progress) -> Backtest:
     """Recorded decisions again under the rules in `new`; no engine is asked. Raises ConfigError."""
     return backtest(read_decision_lines(log, progress), _side(new), None if old is None else _side(old))
+
+
+def labels_command(
+    folder: Path, answers: Path, log: Path, tickets: Path, to: Path, include: Sequence[str | None], progress: Progress
+) -> Labelling:
+    """Writes the labelled file that people's answers make. Raises ConfigError; then nothing is written."""
+    rule_set = load_rule_set(folder)
+    found = label(rule_set, answers, read_decision_lines(log, progress), read_texts(tickets), include)
+    write_atomically(to, as_csv(found))
+    return found
 
 
 def backtest_limits(result: Backtest) -> tuple[str, ...]:

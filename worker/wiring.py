@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import random
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,12 +26,13 @@ from worker.adapters.tiered_cache import TieredCache
 from worker.adapters.writing import WritingClient
 from worker.core.artefact import Artefact
 from worker.core.cache_key import ScoreKey
-from worker.core.categories import TOPIC_NAME
 from worker.core.labels import fit_to_tokenizer
+from worker.core.modes import Mode
 from worker.core.policy import Calibration, NoCalibration, calibration_in_force, reason
 from worker.core.questions import FurtherQuestion
 from worker.core.rules import RuleSet
 from worker.core.steering import flagger_for
+from worker.core.topics import topic_name
 from worker.core.turns import Tokenize, Turns
 from worker.errors import ConfigError, EngineError, EngineUnavailable
 from worker.ports import ScoreCache, ScoringEngine, TicketStream
@@ -83,6 +83,10 @@ class Desk:
         rule_set = load_rule_set(folder)
         further = {q.id: load_artefact(folder / calibration_file(q.id)) for q in rule_set.questions.questions}
         return cls(folder, rule_set, load_artefact(folder / calibration_file()), further)
+
+    def at_most(self, mode: Mode) -> Desk:
+        """The same with no category in a less strict mode than this."""
+        return replace(self, rule_set=self.rule_set.at_most(mode))
 
     def question(self, question_id: str) -> FurtherQuestion:
         """One of the further questions. Raises ConfigError."""
@@ -151,8 +155,10 @@ def make_journal(settings: Settings, metrics: Metrics) -> Journal:
     return Journal(metrics, log_ticket_text=settings.log_ticket_text)
 
 
-def make_cache(settings: Settings, secret: bytes) -> ScoreCache:
-    """A bounded memory of this process, in front of Redis where one is named."""
+def make_cache(
+    settings: Settings, secret: bytes, on_trouble: Callable[[str | None], None] = lambda _: None
+) -> ScoreCache:
+    """A bounded memory of this process, in front of Redis where one is named, whose trouble `on_trouble` is told."""
     shared = settings.redis_url is not None
     near = MemoryCache(
         max_entries=MEMORY_CACHE_ENTRIES,
@@ -169,6 +175,7 @@ def make_cache(settings: Settings, secret: bytes) -> ScoreCache:
         ttl_s=settings.cache_ttl_s,
         timeout_s=settings.redis_timeout_ms / 1000,
         clock=time.monotonic,
+        on_trouble=on_trouble,
     )
     return TieredCache(near, far)
 
@@ -199,12 +206,14 @@ def kafka_config(settings: Settings, rule_set: RuleSet) -> KafkaConfig:
     if settings.kafka_bootstrap_servers is None:
         raise ConfigError("no broker: set ROUTER_KAFKA_BOOTSTRAP_SERVERS, such as localhost:9092")
     input_topic = settings.kafka_input_topic or rule_set.input_topic
-    if re.fullmatch(TOPIC_NAME, input_topic) is None:
+    try:
+        topic_name(input_topic)
+    except ValueError as error:
         raise ConfigError(
-            f"ROUTER_KAFKA_INPUT_TOPIC {input_topic!r} is no topic's name (letters, digits, '.', '_', '-'). A pattern, "
-            "such as one that begins with '^', could match the worker's own outputs: run one worker for each topic"
-        )
-    if input_topic in rule_set.output_topics:
+            f"ROUTER_KAFKA_INPUT_TOPIC {input_topic[:300]!r}: {error}. A pattern, such as one that begins with '^', "
+            "could match the worker's own outputs: run one worker for each topic"
+        ) from error
+    if input_topic in (*rule_set.output_topics, rule_set.rules.topics.answers):
         raise ConfigError(f"topic '{input_topic}' is input and output: every ticket would go round for ever")
     return KafkaConfig(
         bootstrap_servers=settings.kafka_bootstrap_servers,
@@ -421,6 +430,7 @@ class Routing:
             max_wait_s=settings.batch_wait_ms / 1000,
             concurrency=settings.batch_concurrency * len(engines),
             size=lambda: size.limit,
+            ask_alone=self.pool.score_alone,
         )
         self._cache = CacheBatch(cache, sleep=sleep)
         self._secret = secret

@@ -11,10 +11,16 @@ from pathlib import Path
 import jsonschema
 import orjson
 import pytest
+import yaml
 
-from tests.integration.desk import Desk, StubProcess, wait_for
+from tests.integration.desk import LABELS, Desk, StubProcess, wait_for
 from tests.servers.kafka import ApacheKafka
-from worker.core.envelope import DECISION_HEADER
+from worker.adapters.files import load_labelled
+from worker.adapters.kafka import KafkaConfig
+from worker.adapters.kafka_topics import create_topics
+from worker.adapters.topic_log import TopicWriter
+from worker.core.envelope import CARD_HEADER, DECISION_HEADER
+from worker.ports import Output
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("ticket-router")
@@ -90,6 +96,47 @@ def test_exported_decisions_fit_the_printed_schema(tmp_path: Path, apache_kafka:
         jsonschema.validate(line, schema)
     headers = [dict(record.headers)[DECISION_HEADER] for record in desk.records()]
     assert sorted(h or b"" for h in headers) == sorted(target.read_bytes().splitlines())
+
+
+@pytest.mark.kafka
+def test_a_shadow_worker_routes_nothing_and_peoples_answers_to_its_cards_become_labels(
+    tmp_path: Path, apache_kafka: ApacheKafka
+) -> None:
+    def export(what: str) -> Path:
+        target = tmp_path / f"{what}.jsonl"
+        done = run("export", "--rules", str(tmp_path), "--what", what, "--to", str(target), **desk.environment)
+        assert done.returncode == 0, done.stderr
+        return target
+
+    with StubProcess() as stub:
+        desk = Desk(tmp_path, apache_kafka.bootstrap_servers, stub.url)
+        answers = f"{desk.rules.id}.answers"
+        rules = {"version": 1, "alpha": 0.1, "delta": 0.1, "topics": {"answers": answers}}
+        (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules), encoding="utf-8")
+        create_topics(KafkaConfig(apache_kafka.bootstrap_servers, desk.rules.input_topic, "tests"), {answers: 1})
+        with desk.worker(mode="shadow"):
+            desk.wait_for_all(desk.send(12))
+        held = run("check", "--rules", str(tmp_path), **(desk.environment | {"ROUTER_MODE": "shadow"}))
+    assert "held back by ROUTER_MODE=shadow" in held.stdout.replace("\n", " "), held.stdout
+    people = desk.records(desk.rules.human_topic)
+    assert len(people) == 12 and len(desk.records()) == 12
+    writer = TopicWriter(apache_kafka.bootstrap_servers)
+    for record in people:
+        card, ticket = orjson.loads(dict(record.headers)[CARD_HEADER] or b""), orjson.loads(record.value or b"")
+        assert (card["suggestions"], card["mode"], card["answer"]["topic"]) == ([], "shadow", answers)
+        found = {"answered_at": "2026-03-02T09:00:00Z", "category": ticket["text"].rsplit(" ", 1)[1]}
+        writer.write(Output(answers, None, orjson.dumps({**card["answer"]["event"], **found})))
+    writer.flush(60)
+    files = {name: str(export(name)) for name in ("decisions", "tickets", "answers")}
+    made = run(
+        "labels", "--rules", str(tmp_path), "--answers", files["answers"], "--log", files["decisions"],
+        "--tickets", files["tickets"], "--out", str(tmp_path / "labelled.csv"),
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert "12 labelled tickets, 12 of them answered in shadow" in made.stdout
+    labelled = load_labelled(tmp_path / "labelled.csv", desk.rules.categories.ids)
+    assert sorted((t.id, t.label) for t in labelled) == sorted((f"t{n}", LABELS[n % 3]) for n in range(12))
+    assert all(t.text.endswith(t.label) for t in labelled)
 
 
 @pytest.mark.parametrize(

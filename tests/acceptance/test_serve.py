@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +24,7 @@ import jsonschema
 import orjson
 import pytest
 
+from tests.acceptance.hostile import bodies
 from tests.acceptance.served import COMMAND, TOKEN, Reply, ServeProcess, write_rules
 from tests.integration.desk import StubProcess, wait_for
 from tests.integration.desk import http as get
@@ -107,6 +112,21 @@ def test_a_ticket_is_decided_as_the_calibration_allows(desk: ServeProcess, small
     assert uncalibrated["reasons"][0]["code"] == "uncalibrated"
     for envelope in (certified, uncalibrated):
         jsonschema.validate(envelope, envelope_json_schema())
+
+
+def test_modes_and_the_brake_hold_over_http_and_typed_questions_have_none(
+    stub: StubProcess, desk: ServeProcess, tmp_path: Path
+) -> None:
+    write_rules(tmp_path, stub.url, categories={"bug": {"mode": "shadow"}})
+    with ServeProcess(tmp_path, stub.url, mode="assist") as braked:
+        for word, mode in (("login", "assist"), ("bug", "shadow")):
+            live, held = (server.ask("/v1/decide", {"text": f"about {word}"}).json for server in (desk, braked))
+            assert (live["action"], live["mode"], live["would"]) == ("route", "auto", None)
+            assert (held["action"], held["mode"], held["topic"]) == ("escalate", mode, "served.human")
+            assert (held["would"]["topic"], held["would"]["reasons"]) == (f"served.{word}", live["reasons"])
+            jsonschema.validate(held, envelope_json_schema())
+        answers = [systemone(server, NOUL).json["answers"] for server in (desk, braked)]
+        assert answers[0] == answers[1]
 
 
 def test_the_decision_is_the_evaluators_own(desk: ServeProcess) -> None:
@@ -254,6 +274,66 @@ def test_bytes_that_are_no_http_end_their_connection_and_nothing_else(small: Ser
             except ConnectionError:
                 pass
     assert small.ask("/v1/decide", {"text": "still there?"}).status == 200
+
+
+def memory_kib(server: ServeProcess) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", ["/v1/decide", "/v1/systemone"])
+def test_no_body_of_200_hostile_ones_fails_the_server_or_holds_it(small: ServeProcess, path: str) -> None:
+    before = memory_kib(small)
+    draw = random.Random(path)
+    statuses: Counter[int] = Counter()
+    for number, body in enumerate(bodies(len(path), 200)):
+        kind = draw.choice(["application/json"] * 6 + ["application/x+json; charset=utf-7", "text/plain", "", "\x00;;"])
+        reply = small.ask(path, body, {"Content-Type": kind})
+        assert reply.status in {200, 400, 413, 415, 422, 503}, (number, body[:200], reply.body[:300])
+        assert isinstance(reply.json if reply.headers["content-type"] == "application/json" else {}, dict)
+        statuses[reply.status] += 1
+    assert statuses[200] >= 5 and statuses[503] < 20, statuses
+    assert small.status()["in_flight"] == 0
+    assert memory_kib(small) - before < 100_000
+    assert small.ask("/v1/decide", {"text": "still there?"}).status == 200
+
+
+@pytest.mark.timeout(300)
+def test_clients_that_never_end_take_neither_places_nor_memory(small: ServeProcess) -> None:
+    before = memory_kib(small)
+    head = b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        for sent in [b"POST /v1/dec", head] * 50:  # slow heads: 100 connections that say nothing more
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", small.port), timeout=60))
+            slow.sendall(sent)
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", small.port), timeout=60))
+        endless.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(20_000):  # chunks without an end, 10 MB or until it is told to stop
+                endless.sendall(b"200\r\n" + b" " * 0x200 + b"\r\n")
+            assert endless.recv(4_096).startswith(b"HTTP/1.1 413 ")
+        trickle = stack.enter_context(socket.create_connection(("127.0.0.1", small.port), timeout=60))
+        trickle.sendall(head + b"Content-Length: 9000\r\n\r\n{")
+        assert small.ask("/v1/decide", {"text": "and the others?"}).status == 200
+        assert trickle.recv(4_096).startswith(b"HTTP/1.1 408 ")
+    wait_for(lambda: small.status()["in_flight"] == 0, "their places")
+    assert memory_kib(small) - before < 100_000
+
+
+@pytest.mark.parametrize("language", [5, 1.5, True, ["en"], {"code": "en"}])
+def test_a_language_that_is_no_string_is_refused_by_name(small: ServeProcess, language: object) -> None:
+    reply = small.ask("/v1/decide", {"text": "about a bug", "language": language})
+    assert (reply.status, reply.json["detail"]["error_type"]) == (400, "wrong_type")
+    assert reply.json["detail"]["message"].startswith("language is a ")
+
+
+def test_a_header_that_is_none_is_not_sent_back(small: ServeProcess) -> None:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=60) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\nX\x01: " + SECRET.encode() + b"\r\n\r\n")
+        answered = raw.recv(4_096)
+    assert answered.startswith(b"HTTP/1.") and b" 400 " in answered[:20] and SECRET.encode() not in answered
+    assert SECRET not in small.log.read_text(errors="replace")
 
 
 # -- load and outages --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from worker.adapters import template_process
 from worker.adapters.chat_template import find_turns, load_turns
 from worker.adapters.files import load_rule_set
 from worker.core.turns import TEMPLATES, Turns
@@ -159,6 +160,35 @@ def test_what_cannot_be_five_texts_is_refused_in_plain_words(template: str, said
     with pytest.raises(PromptError, match=said) as refused:
         found(template)
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "3 s of processor time"),
+        ("{{ 9 ** (9 ** 9) }}", "processor time|512 MiB"),
+        ("{{ 'x' * 9999999999 }}", "512 MiB"),
+        ("{% set n = messages | length * 9999999999 %}{{ 'x' * n }}", "512 MiB"),
+        ("{{ messages[0].content.ljust(9999999999) }}", "512 MiB"),
+        ("{% for a in range(99999) %}{{ messages[0].content }}{% endfor %}", "more than 100,000 characters"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "cannot be re"),
+        ("{{ range(999999999) | list }}", "Range too big"),
+    ],
+)
+def test_a_template_without_an_end_is_refused_in_time_and_in_bounds(template: str, said: str) -> None:
+    with pytest.raises(PromptError, match=said) as refused:
+        found(template + SIMPLE)
+    assert "by hand" in str(refused.value)
+
+
+def test_a_template_sees_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTER_ENGINE_API_KEY", "hunter2")
+    monkeypatch.setattr(template_process, "__file__", str(Path(__file__).with_name("shows_environment.py")))
+    with pytest.raises(template_process.TemplateUnreadable) as told:
+        template_process.render("", [])
+    assert "PATH" in str(told.value) and "ROUTER" not in str(told.value)
 
 
 def test_a_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:

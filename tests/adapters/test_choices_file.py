@@ -106,3 +106,11 @@ def test_an_empty_file_and_missing_columns_are_said(tmp_path: Path) -> None:
     path.write_text("question,answer\nWhich?,a\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="no column options"):
         load_choices(path)
+
+
+def test_every_line_that_is_no_json_is_listed_up_to_a_score(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    path.write_text("not json\n" * 25 + "[1]\n" + orjson.dumps(row("fig")).decode() + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="27 problems") as caught:
+        load_choices(path)
+    assert "line 20: not JSON\n  ... and 7 more" in str(caught.value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.servers.faulty_broker import FaultyBroker, produce_raw
 from worker.adapters.kafka_records import UNREADABLE_HEADERS
 from worker.adapters.topic_log import TopicReader, TopicWriter
+from worker.errors import ConfigError
 from worker.ports import Output
 
 
@@ -27,3 +30,18 @@ def test_a_header_name_that_is_not_utf8_does_not_end_the_reader(embedded_broker:
     assert [record.headers for record in unreadable] == [UNREADABLE_HEADERS] * 3
     assert [record.value for record in unreadable] == [b"unreadable %d" % n for n in range(3)]
     assert all(r.headers == (("fine", b"\xc3\x28"), ("none", None)) for r in records if r.key == b"k")
+
+
+def test_a_record_that_the_client_refuses_is_named_and_the_others_are_written(embedded_broker: FaultyBroker) -> None:
+    embedded_broker.create_topic("log", 1)
+    writer = TopicWriter(embedded_broker.bootstrap_servers)
+    writer.write(Output("log", None, b"before"))
+    with pytest.raises(ConfigError, match="'log' takes no such record.*too large"):
+        writer.write(Output("log", None, b"x" * 1_100_000))
+    writer.write(Output("log", None, b"after"))
+    writer.flush(30)
+    reader = TopicReader(embedded_broker.bootstrap_servers)
+    try:
+        assert [record.value for record in reader.records(["log"])] == [b"before", b"after"]
+    finally:
+        reader.close()

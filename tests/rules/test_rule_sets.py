@@ -26,7 +26,8 @@ from worker.core.categories import NONE_ID
 from worker.core.normalise import canonical
 from worker.core.policy import decide_override, reason
 from worker.core.prompt import build_prompt
-from worker.core.rules import AnswerRule, Override, Rules, RuleTest
+from worker.core.rule_kinds import AnswerRule, Override, RuleTest
+from worker.core.rules import Rules
 from worker.core.ticket import Ticket
 
 ROOT = Path(__file__).parents[2] / "routing_rules"

@@ -1,18 +1,16 @@
-"""Chat templates as models carry them, in Jinja: alone knows how they are rendered, and finds the turns in one.
-
-They are rendered as transformers 4.57 renders them: sandboxed, with its extensions and helpers.
-"""
+"""Chat templates as models carry them, in Jinja: alone knows their files, and finds the turns in one."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import orjson
 from pydantic import ValidationError
 
+from worker.adapters.template_process import TemplateUnreadable, render
 from worker.core.turns import Turns
 from worker.errors import ConfigError, PromptError
 
@@ -52,19 +50,18 @@ def find_turns(source: str, special: Mapping[str, str], known: Sequence[str], wh
     `special` are the texts of bos_token, eos_token and so on, `known` the model's control tokens. Raises PromptError
     where equal turns are not treated equally: five texts cannot say that.
     """
-    render = _Renderer(source, special, where)
-    system, one, answer_one, two, answer_two, three = SENTINELS
-    start, system_user, ask, close, ask_again, close_again, answer = _between(
-        render(system, one, answer_one, two, answer_two, three), SENTINELS, where
-    )
+    system, *turns = SENTINELS
+    shorter = (turns[:1], turns[:3])
+    writes = _Renderer(source, special, (turns, *shorter), where)
+    start, system_user, ask, close, ask_again, close_again, answer = _between(writes(*turns), SENTINELS, where)
     if (ask, close) != (ask_again, close_again):
         raise PromptError(f"{where}: the template writes equal turns differently; {_BY_HAND}")
-    begun = render.begins_with_bos(system, one)
-    for rest in ((one,), (one, answer_one, two)):
+    begun = writes.begins_with_bos(turns[0])
+    for rest in shorter:
         expected = start + system + system_user + rest[0]
         for number, message in enumerate(rest[1:]):
             expected += (close if number % 2 else ask) + message
-        if render(system, *rest) != expected + answer:
+        if writes(*rest) != expected + answer:
             raise PromptError(f"{where}: the template depends on the number of turns; {_BY_HAND}")
     texts = (start, system_user, ask, close, answer)
     if not (system_user and ask and close and answer):
@@ -111,100 +108,54 @@ def _think_closed(answer: str) -> str:
 
 
 class _Renderer:
-    """A conversation of a system message and alternating turns as the template writes it, with the answer begun."""
+    """A system message and alternating turns as the template writes them, with the answer begun."""
 
-    def __init__(self, source: str, special: Mapping[str, str], where: str) -> None:
-        try:
-            from jinja2 import TemplateError, nodes
-            from jinja2.ext import Extension
-            from jinja2.parser import Parser
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"{where}: a template_file needs Jinja: {INSTALL}") from error
-
-        class Generation(Extension):
-            """`{% generation %}` marks what a model is trained on, and writes nothing itself."""
-
-            tags = {"generation"}  # noqa: RUF012 - Jinja's own shape
-
-            def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-                next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
+    def __init__(self, source: str, special: Mapping[str, str], turns: Sequence[Sequence[str]], where: str) -> None:
+        """Renders `turns`, each with and without BOS and a system message. Raises ConfigError, PromptError."""
+        if find_spec("jinja2") is None:
+            raise ConfigError(f"{where}: a template_file needs Jinja: {INSTALL}")
         self._where = where
-        self._special = special
+        self._bos = special["bos_token"]
         self._refuses_system = False
-        self._errors: tuple[type[Exception], ...] = (
-            TemplateError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        )
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson  # Jinja's own escapes HTML
-
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
-
-        environment.globals["raise_exception"] = raise_exception
-        # No strftime_now: a prompt that changes every day would be another question every day. Llama 3.2 then takes
-        # a fixed date.
+        asked = {
+            (bos, takes_system, tuple(each)): ({**special, "bos_token": bos}, _messages(each, takes_system))
+            for each in turns
+            for bos in dict.fromkeys(("", self._bos))
+            for takes_system in (True, False)
+        }
         try:
-            self._template = environment.from_string(source)
-        except self._errors as error:
-            raise PromptError(f"{where}: the chat template cannot be read: {_printable(error)}") from error
-
-    def __call__(self, system: str, *turns: str) -> str:
-        """Without BOS. A template that takes no system message gets it before the first user message."""
-        return self._rendered("", system, *turns)
-
-    def begins_with_bos(self, system: str, *turns: str) -> bool:
-        bos = self._special["bos_token"]
-        return bool(bos) and self._rendered(bos, system, *turns) == bos + self._rendered("", system, *turns)
-
-    def _rendered(self, bos: str, system: str, *turns: str) -> str:
-        if not self._refuses_system:
-            try:
-                return self._render(bos, [{"role": "system", "content": system}, *_messages(turns)])
-            except self._errors:
-                self._refuses_system = True
-        try:
-            return self._render(bos, _messages((f"{system}\n\n{turns[0]}", *turns[1:])))
-        except self._errors as error:
+            self._rendered = dict(zip(asked, render(source, list(asked.values())), strict=True))
+        except TemplateUnreadable as error:
             raise PromptError(
-                f"{self._where}: the chat template cannot be rendered ({_printable(error)}); {_BY_HAND}"
+                f"{where}: the chat template cannot be read: {_printable(str(error))}; {_BY_HAND}"
             ) from error
 
-    def _render(self, bos: str, messages: list[dict[str, str]]) -> str:
-        return str(
-            self._template.render(
-                **{**self._special, "bos_token": bos},
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                enable_thinking=False,  # Qwen 3, EXAONE 4.0, GLM 4.5
-                thinking=False,  # DeepSeek V3.1, Granite 3
-            )
-        )
+    def __call__(self, *turns: str, bos: str = "") -> str:
+        """Without BOS. A template that takes no system message gets it before the first user message."""
+        if not self._refuses_system:
+            text = self._rendered[bos, True, turns]
+            if isinstance(text, str):
+                return text
+            self._refuses_system = True
+        text = self._rendered[bos, False, turns]
+        if isinstance(text, str):
+            return text
+        raise PromptError(f"{self._where}: the chat template cannot be rendered ({_printable(text.why)}); {_BY_HAND}")
+
+    def begins_with_bos(self, *turns: str) -> bool:
+        return bool(self._bos) and self(*turns, bos=self._bos) == self._bos + self(*turns)
 
 
-def _printable(error: Exception) -> str:
+def _printable(text: str) -> str:
     """A template may raise what it likes, and terminals obey some of it."""
-    return "".join(character if character.isprintable() else " " for character in str(error)[:300])
+    return "".join(character if character.isprintable() else " " for character in text[:300])
 
 
-def _messages(turns: Sequence[str]) -> list[dict[str, str]]:
-    return [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(turns)]
-
-
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _messages(turns: Sequence[str], takes_system: bool) -> list[dict[str, str]]:
+    system, first, *rest = (SENTINELS[0], *turns)
+    rows = [("system", system), ("user", first)] if takes_system else [("user", f"{system}\n\n{first}")]
+    rows += [("user" if n % 2 else "assistant", text) for n, text in enumerate(rest)]
+    return [{"role": role, "content": text} for role, text in rows]
 
 
 def _config(path: Path) -> dict[str, Any]:

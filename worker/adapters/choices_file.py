@@ -44,7 +44,7 @@ def load_choices(path: Path) -> tuple[Choice, ...]:
     problems: list[str] = []
     found: list[Choice] = []
     ids: Counter[str] = Counter()
-    for line, row in records(path, COLUMNS):
+    for line, row in records(path, COLUMNS, problems):
         name = _text(row.get("id")) or f"row-{line}"
         ids[name] += 1
         wrong: list[str] = []

@@ -15,9 +15,10 @@ import orjson
 from pydantic import ValidationError
 
 from worker.adapters.chat_template import load_turns
-from worker.adapters.yaml_strict import load_model
+from worker.adapters.yaml_strict import line_of, load_model
 from worker.core.artefact import Artefact
 from worker.core.categories import NONE_ID, CategorySet
+from worker.core.misplaced import Misplaced
 from worker.core.questions import LONGEST_ID, Questions
 from worker.core.rules import Rules, RuleSet
 from worker.errors import ArtefactError, ConfigError, RuleSetError
@@ -25,6 +26,8 @@ from worker.errors import ArtefactError, ConfigError, RuleSetError
 CATEGORIES_FILE = "categories.yaml"
 RULES_FILE = "rules.yaml"
 QUESTIONS_FILE = "questions.yaml"
+FILES = {"categories": CATEGORIES_FILE, "rules": RULES_FILE, "questions": QUESTIONS_FILE}
+"""Parts of a rule set, and where each is written."""
 CALIBRATION_FILE = "calibration.json"
 SAMPLES_FILE = "samples/tickets.csv"
 SHOWN = 20
@@ -43,7 +46,8 @@ def load_rule_set(folder: Path) -> RuleSet:
         close = get_close_matches(folder.name, beside, n=1)
         hint = f"; did you mean {folder.parent / close[0]}?" if close else ""
         raise RuleSetError(str(folder), f"no such rule set folder{hint}")
-    categories = _with_turns(load_model(folder / CATEGORIES_FILE, CategorySet), folder)
+    written = folder / CATEGORIES_FILE
+    categories = _with_turns(load_model(written, CategorySet), folder)
     rules = load_model(folder / RULES_FILE, Rules)
     further = folder / QUESTIONS_FILE
     questions = load_model(further, Questions) if further.exists() else Questions()
@@ -51,10 +55,17 @@ def load_rule_set(folder: Path) -> RuleSet:
         if len(f"{categories.id}_{question.id}") > LONGEST_ID:
             raise RuleSetError(str(further), f"'{categories.id}' and '{question.id}' together exceed {LONGEST_ID}")
     try:
+        categories.check_names()
+    except Misplaced as error:
+        raise RuleSetError(f"{written}:{line_of(written, error.place)}", str(error)) from error
+    try:
         return RuleSet(categories=categories, rules=rules, questions=questions)
     except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise RuleSetError(str(folder / RULES_FILE), message) from error
+        problem = error.errors(include_url=False)[0]
+        place = getattr(problem.get("ctx", {}).get("error"), "place", ())
+        path = folder / FILES.get(place[0] if place else "rules", RULES_FILE)
+        where = f"{path}:{line_of(path, place[1:])}" if place else str(path)
+        raise RuleSetError(where, problem["msg"].removeprefix("Value error, ")) from error
 
 
 def _with_turns(categories: CategorySet, folder: Path) -> CategorySet:
@@ -118,16 +129,20 @@ def load_labelled(path: Path, categories: Collection[str], question: str | None 
 
     For a further question its answers stand in the column of its name, or in `label` where the file has no such
     column; tickets without an answer are left out. Where there is no id the ticket's place in the file is one. Raises
-    ConfigError that lists everything wrong with the file: unknown labels, empty texts, ids that stand twice.
+    ConfigError that lists everything wrong with the file: unknown labels, empty texts, ids that stand twice,
+    labels of people who had seen a suggestion.
     """
     known = {*categories, NONE_ID}
     problems: list[str] = []
     found: list[Labelled] = []
-    lines = list(rows(path, ("text",)))
+    unknown = 0
+    lines = list(rows(path, ("text",), problems))
     column = question if question is not None and any(question in row for _, row in lines) else "label"
     if lines and not any(column in row for _, row in lines):
         columns = ", ".join(lines[0][1]) or "none"
-        raise ConfigError(f"{path}: no column {question or column}; the columns are {columns}")
+        missing = column if question is None else f"'{question}' with its answers, and no column label to read instead"
+        raise ConfigError(f"{path}: no column {missing}; the columns are {columns}")
+    of_set = question is not None and column == "label"
     for line, row in lines:
         text, label = (row.get("text") or "").strip(), (row.get(column) or "").strip()
         if column != "label" and not label:
@@ -135,8 +150,13 @@ def load_labelled(path: Path, categories: Collection[str], question: str | None 
         if not text:
             problems.append(f"line {line}: no text")
         elif label not in known:
-            what = "no category of the set" if question is None else f"no answer to '{question}'"
-            problems.append(f"line {line}: label '{label}' is {what}")
+            in_set = f"label '{label}' is no category of the set"
+            problems.append(
+                f"line {line}: {in_set}" if question is None else f"line {line}: '{label}' is no answer to '{question}'"
+            )
+            unknown += 1
+        elif (row.get("blind") or "").strip().lower() == "false":  # as `ticket-router labels` marks them
+            problems.append(f"line {line}: labelled in sight of a suggestion (blind=false), which certifies nothing")
         else:
             found.append(
                 Labelled(
@@ -147,6 +167,12 @@ def load_labelled(path: Path, categories: Collection[str], question: str | None 
                 )
             )
     problems += [f"id '{key}' stands {n} times" for key, n in Counter(t.id for t in found).items() if n > 1]
+    if of_set and unknown:
+        problems.insert(
+            0,
+            f"there is no column '{question}', so column 'label' was read in its place, and {unknown} of its values "
+            f"are no answers to '{question}' ({', '.join(categories)}): add a column '{question}' with them",
+        )
     refuse(path, problems)
     if not found:
         raise ConfigError(f"{path}: no labelled tickets in it")
@@ -162,17 +188,23 @@ def refuse(path: Path, problems: Sequence[str]) -> None:
     raise ConfigError(f"{path}: {len(problems)} problems; nothing was used:\n  {shown}{more}")
 
 
-def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
+def rows(
+    path: Path, columns: Sequence[str], problems: list[str] | None = None
+) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Rows of a CSV or JSONL file with their line numbers, every value as text. As `records`."""
-    for number, record in records(path, columns):
+    for number, record in records(path, columns, problems):
         yield number, {name: "" if value is None else str(value) for name, value in record.items()}
 
 
-def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
+def records(
+    path: Path, columns: Sequence[str], problems: list[str] | None = None
+) -> Iterator[tuple[int, Mapping[str, object]]]:
     """Rows of a CSV or JSONL file with their line numbers, JSON values as they are; a CSV must have `columns`.
 
-    Raises ConfigError.
+    Lines that are no rows go to `problems`, for the caller to refuse together with what else is wrong; without that
+    list they are refused here, behind the last row. Raises ConfigError.
     """
+    found: list[str] = [] if problems is None else problems
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             if path.suffix == ".jsonl":
@@ -181,11 +213,15 @@ def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[s
                         continue
                     try:
                         row = orjson.loads(line)
-                    except ValueError as error:
-                        raise ConfigError(f"{path}:{number}: not JSON") from error
-                    if not isinstance(row, dict):
-                        raise ConfigError(f"{path}:{number}: not a JSON object")
-                    yield number, row
+                    except ValueError:
+                        found.append(f"line {number}: not JSON")
+                        continue
+                    if isinstance(row, dict):
+                        yield number, row
+                    else:
+                        found.append(f"line {number}: not a JSON object")
+                if problems is None:
+                    refuse(path, found)
                 return
             reader = csv.DictReader(file, strict=True)
             missing = set(columns) - set(reader.fieldnames or ())

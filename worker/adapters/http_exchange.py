@@ -20,7 +20,16 @@ import httpx
 import orjson
 from httpx_aiohttp import AiohttpTransport
 
-from worker.errors import ConfigError, EngineDropped, EngineError, EngineUnavailable, InvalidAnswer, RequestRefused
+from worker.errors import (
+    ConfigError,
+    EngineDropped,
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    InvalidAnswer,
+    RequestRefused,
+)
+from worker.telemetry import traceparent
 
 KEEPALIVE_S = 3.0
 """Idle connections are given up before a server does it (SGLang, vLLM: 5 s): else requests would meet closing ones."""
@@ -102,8 +111,11 @@ class HttpExchange:
             raise EngineUnavailable(f"this client of {self._server.name} is closed")
         # Built here, not by the client: cheaper by a fifth, and no cookie is ever sent (a balancer's would pin all
         # requests to one replica).
+        headers = self._headers
+        if (trace := traceparent()) is not None:  # a server that traces, too, shows its work below what asked for it
+            headers = httpx.Headers([*headers.raw, (b"traceparent", trace.encode())])
         request = httpx.Request(
-            method, f"{self._url}{path}", headers=self._headers, content=body, extensions=self._extensions
+            method, f"{self._url}{path}", headers=headers, content=body, extensions=self._extensions
         )
         try:
             # httpx's and aiohttp's own timeouts begin anew with every byte read.
@@ -122,7 +134,7 @@ class HttpExchange:
                         raise InvalidAnswer(f"an answer of more than {limit} bytes (HTTP {response.status_code})")
                 return Answer(response.status_code, response.headers.get("retry-after"), bytes(content))
         except TimeoutError:
-            raise EngineUnavailable(f"no whole answer from {self._server.name} within {timeout_s:g} s") from None
+            raise EngineSilent(f"no whole answer from {self._server.name} within {timeout_s:g} s") from None
         except httpx.HTTPError as error:
             raise _transport_error(error, self._server.name) from None
         except aiohttp.ClientError as error:

@@ -280,6 +280,37 @@ class BrokerTrouble:
             self._since = self._clock()
 
 
+_LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+_RIGHTS = frozenset(
+    {
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+
+def advice(config: KafkaConfig, error: KafkaError) -> str:
+    """What to look at where brokers do not serve this client, by the error that says most; a sentence."""
+    code = error.code()
+    if code in _LOGIN:
+        return "Check sasl.mechanism, sasl.username and sasl.password in ROUTER_KAFKA_PROPERTIES"
+    if code == KafkaError._SSL:
+        return (
+            "Check security.protocol and ssl.ca.location in ROUTER_KAFKA_PROPERTIES, and that the brokers' certificate "
+            "names the address"
+        )
+    if code in _RIGHTS:
+        return "Give this client the rights that docs/deploying.md lists (Security)"
+    # The client does not say why it was disconnected (librdkafka 2.16), and a listener of another protocol hangs up.
+    protocol = str(config.properties.get("security.protocol", "PLAINTEXT")).upper()
+    return (
+        "Check the bootstrap servers, that the brokers run, and security.protocol in ROUTER_KAFKA_PROPERTIES: it is "
+        f"{protocol}, and a broker that wants TLS or a login hangs up on a client without"
+    )
+
+
 def error_of(problem: KafkaException) -> KafkaError:
     """The KafkaError inside a KafkaException (confluent-kafka carries it as the first argument)."""
     error = problem.args[0]

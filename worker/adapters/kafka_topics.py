@@ -198,7 +198,8 @@ def create_topics(
             admin.poll(0)  # fills `reasons`
             error = most_telling([error, *reasons])
             raise ConfigError(
-                f"topic {name!r} cannot be created on {config.bootstrap_servers}: {error.str()}. {advice(config, error)}"
+                f"topic {name!r} cannot be created on {config.bootstrap_servers}: {error.str()}. "
+                f"{advice(config, error)}"
             ) from problem
         except FutureTimeoutError as problem:
             raise ConfigError(

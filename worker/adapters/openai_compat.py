@@ -39,7 +39,7 @@ from worker.ports import EngineIdentity
 
 SERVER = Server(
     name="the OpenAI-compatible server",
-    key="set the one that the server was given",
+    key="set ROUTER_ENGINE_API_KEY to the one that the server was given",
     address="the base URL must lead to a server with /v1/models, /v1/completions and /tokenize",
 )
 TOPS = (1024, 256, 128, 64, 20, 10, 5, 1)

@@ -15,8 +15,9 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from worker.adapters.redis_trouble import is_refusal, sentence
 from worker.core.scores import LabelScores
 from worker.errors import ConfigError
 from worker.ports import Lease
@@ -84,9 +85,13 @@ class _Breaker:
         self.retry_at = self.clock() + self.cool_down_s
         return True
 
+    @property
+    def is_open(self) -> bool:
+        return self.failures >= self.failures_to_open
+
     def record(self, succeeded: bool) -> None:
         self.failures = 0 if succeeded else self.failures + 1
-        if self.failures >= self.failures_to_open:
+        if self.is_open:
             self.retry_at = self.clock() + self.cool_down_s
 
 
@@ -112,8 +117,10 @@ class RedisCache:
         failures_to_open: int = 5,
         cool_down_s: float = 5.0,
         max_connections: int = 64,
+        on_trouble: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         """`owner` tells this worker's leases from others'; `clock` in seconds, monotonic. Connects on first use.
+        `on_trouble` is told what is wrong once it lasts or cannot pass by itself, and None when it is over.
 
         Raises ConfigError on a URL that is none.
         """
@@ -124,6 +131,8 @@ class RedisCache:
         self._timeout_s = timeout_s
         self._reads = _Breaker(clock, failures_to_open, cool_down_s)
         self._writes = _Breaker(clock, failures_to_open, cool_down_s)
+        self._on_trouble = on_trouble
+        self._in_trouble = False
         self._redis = Redis.from_pool(_pool(url, timeout_s, max_connections))
         self._lease = LEASE + owner
         self._scripts_allowed = True
@@ -170,15 +179,7 @@ class RedisCache:
     async def probe(self) -> str | None:
         """None when the server answers a look-up in time, else one sentence without address or password."""
         error = await self._call(lambda: self._redis.mget([KEY_PREFIX + name for name in _PROBES]))
-        if isinstance(error, ResponseError) and str(error).startswith(("CROSSSLOT", "MOVED")):
-            return (
-                "The cache is a Redis Cluster, whose nodes refuse keys of one batch: use one server, or its replicas."
-            )
-        if isinstance(error, TimeoutError):
-            return f"The cache gave no answer within {self._timeout_s * 1000:.0f} ms."
-        if isinstance(error, AuthenticationError):
-            return "The cache refused the user or password in ROUTER_REDIS_URL."
-        return f"The cache cannot be used ({type(error).__name__})." if isinstance(error, Exception) else None
+        return sentence(error, self._timeout_s) if isinstance(error, Exception) else None
 
     async def aclose(self) -> None:
         await self._call(self._redis.aclose)
@@ -233,8 +234,20 @@ class RedisCache:
         answer = await self._call(command)
         failed = isinstance(answer, Exception)
         breaker.record(not failed)
+        self._tell(answer if failed else None)
         self.counters["errors"] += failed
         return None if failed else answer
+
+    def _tell(self, error: Exception | None) -> None:
+        """One failure is none yet, unless another attempt must end the same. Over is what neither way still fails."""
+        breakers = (self._reads, self._writes)
+        if error is not None:
+            if not self._in_trouble and (is_refusal(error) or any(each.is_open for each in breakers)):
+                self._in_trouble = True
+                self._on_trouble(sentence(error, self._timeout_s))
+        elif self._in_trouble and not any(each.failures for each in breakers):
+            self._in_trouble = False
+            self._on_trouble(None)
 
     async def _call(self, command: Callable[[], Awaitable[Any]]) -> Any:
         """The command's answer, or the exception that it ended with; at most `timeout_s` later."""

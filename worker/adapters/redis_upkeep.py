@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from worker.adapters.redis_cache import BAD_URL, KEY_PREFIX
+from worker.adapters.redis_trouble import sentence
 from worker.errors import ConfigError
 
 PAGE: Final = 1_000
@@ -151,5 +152,5 @@ class _Server:
 
 
 def _trouble(error: RedisError) -> ConfigError:
-    what = type(error).__name__
-    return ConfigError(f"the cache cannot be asked ({what}): check ROUTER_REDIS_URL and its user's rights")
+    said = sentence(error, CALL_TIMEOUT_S)
+    return ConfigError(said if "ROUTER_REDIS_URL" in said else f"{said}: check ROUTER_REDIS_URL")

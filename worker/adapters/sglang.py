@@ -37,7 +37,7 @@ from worker.ports import EngineIdentity
 
 SERVER = Server(
     name="the SGLang server",
-    key="set the one given to its --api-key",
+    key="set ROUTER_ENGINE_API_KEY to the one given to its --api-key",
     address="the base URL must lead to SGLang itself, or through a plain load balancer (sglang-router 0.3.2 does not "
     "pass /v1/score on)",
 )

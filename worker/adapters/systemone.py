@@ -31,7 +31,7 @@ Dialect = Literal["systemone", "decisions"]
 
 SERVER = Server(
     name="the decision API",
-    key="set the one that it was given",
+    key="set ROUTER_ENGINE_API_KEY to the one that it was given",
     address="the base URL must lead to a server with /v1/systemone or /v1/decisions, and the model must be its own",
 )
 ALIAS = "jev-latest"

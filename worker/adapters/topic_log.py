@@ -27,6 +27,14 @@ BY_KEY = -1
 READER_GROUP = "ticket-router.reader"
 ASK_S = 30.0
 """How long a question to the brokers may take. Offsets that an open transaction holds are told when it has ended."""
+COORDINATOR_MOVES = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+"""Of the group's offsets, for a moment: after a broker's start the client may ask one that has just given them up."""
 
 ClientProperties = Mapping[str, str | int | float | bool]
 
@@ -60,7 +68,10 @@ class TopicWriter:
         )
 
     def write(self, output: Output, partition: int | None = None) -> None:
-        """Queues one record, for this partition or by its key; waits where the queue is full."""
+        """Queues one record, for this partition or by its key; waits where the queue is full.
+
+        Raises ConfigError where the client takes it for no record at all, such as one that is too large.
+        """
         while True:
             try:
                 self._producer.produce(
@@ -73,6 +84,8 @@ class TopicWriter:
                 )
             except BufferError:
                 self._producer.poll(POLL_S)
+            except KafkaException as error:
+                raise ConfigError(f"topic '{output.topic}' takes no such record: {error.args[0].str()}") from error
             else:
                 self._producer.poll(0)
                 return
@@ -130,17 +143,23 @@ class TopicReader:
 
     def committed(self, topic: str) -> Mapping[Partition, int]:
         """The group's next offsets, where it has any. Raises ConfigError, StreamRetriable."""
-        try:
-            found = self._consumer.committed(self._partitions(topic), timeout=ASK_S)
-        except KafkaException as error:
-            raise StreamRetriable(f"the group's offsets are not known: {error.args[0].str()}") from error
+        until = time.monotonic() + ASK_S
+        while True:
+            try:
+                found = self._consumer.committed(self._partitions(topic), timeout=ASK_S)
+                break
+            except KafkaException as error:
+                if error.args[0].code() not in COORDINATOR_MOVES or time.monotonic() > until:
+                    raise StreamRetriable(f"the group's offsets are not known: {error.args[0].str()}") from error
+                time.sleep(POLL_S)
         return {Partition(at.topic, at.partition): at.offset for at in found if at.offset >= 0}
 
     def close(self) -> None:
         self._consumer.close()
 
     def _since(self, partitions: Sequence[TopicPartition], since_ms: int) -> list[TopicPartition]:
-        asked = [TopicPartition(at.topic, at.partition, since_ms) for at in partitions]
+        # Below zero Kafka means something else than a time.
+        asked = [TopicPartition(at.topic, at.partition, max(0, since_ms)) for at in partitions]
         try:
             return list(self._consumer.offsets_for_times(asked, timeout=ASK_S))  # the end, where all is older
         except KafkaException as error:

@@ -18,7 +18,7 @@ WAYS: tuple[Way, ...] = ("word", "json", "thinking")
 
 SERVER = Server(
     name="the OpenAI-compatible server",
-    key="set the one that the server was given",
+    key="set ROUTER_ENGINE_API_KEY to the one that the server was given",
     address="the base URL must lead to a server with /v1/models, /v1/completions and /v1/chat/completions",
 )
 WORD_TOKENS, JSON_TOKENS = 8, 64

@@ -7,17 +7,24 @@ stands twice is an error, and there are no anchors, aliases or tags, so that not
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from worker.core.misplaced import Misplaced, Place, one_spelling
 from worker.errors import RuleSetError
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 32
+SHOWN = 20
+"""Problems of a file that an error lists."""
+TAB = "\t"
+HALF = "an escape stands for half a character: write whole ones"
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -39,40 +46,86 @@ for _tag, _pattern, _first in (
 
 
 def load_model(path: Path, model: type[M]) -> M:
-    """The file as a model. Raises RuleSetError with `file:line` and what is wrong there."""
+    """The file as a model. Raises RuleSetError that lists what is wrong, each with its line."""
     node = _compose(path)
-    data = _plain(node, path, depth=0)
+    found = _Plain()
+    data = found.plain(node)
+    _refuse(path, found.problems)
     try:
         # Through JSON, because strict models take lists for tuples there and nothing else is coerced.
         return model.model_validate_json(orjson.dumps(data))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        first = problems[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise RuleSetError(
-            f"{path}:{_line_of(node, first['loc'])}", f"{where + ': ' if where else ''}{message}{more}"
-        ) from error
+        _refuse(path, [_told(node, problem, model) for problem in problems])
+        raise  # there is no validation error without a problem
+
+
+def line_of(path: Path, place: Place) -> int:
+    """The line of this part of a file that was read before, or of what is nearest above it. Raises RuleSetError."""
+    return _line_of(_compose(path), place)
+
+
+def _refuse(path: Path, problems: Sequence[tuple[int, str]]) -> None:
+    """Raises RuleSetError with these problems in the order of their lines, if there are any."""
+    if not problems:
+        return
+    lines = sorted(dict.fromkeys(problems))
+    (first, said), *more = lines[:SHOWN]
+    rest = [f"\n  {path}:{line}: {problem}" for line, problem in more]
+    if len(lines) > SHOWN:
+        rest.append(f"\n  ... and {len(lines) - SHOWN} more")
+    raise RuleSetError(f"{path}:{first}", said + "".join(rest))
+
+
+def _told(node: yaml.Node, problem: Any, model: type[BaseModel]) -> tuple[int, str]:
+    """Line and sentence of one of pydantic's errors."""
+    place: Place = problem["loc"]
+    mistake = problem.get("ctx", {}).get("error")
+    if isinstance(mistake, Misplaced):
+        return _line_of(node, (*place, *mistake.place)), str(mistake)
+    where = "".join(f"{part}." for part in place)[:-1]
+    message, unknown = problem["msg"].removeprefix("Value error, "), problem["type"] == "extra_forbidden"
+    if unknown:
+        close = get_close_matches(str(place[-1]), _keys_of(model), n=1)
+        message = "no such key, so it is not permitted" + (f"; did you mean {close[0]}?" if close else "")
+    return _line_of(node, place, of_key=unknown), f"{where + ': ' if where else ''}{message}"
+
+
+def _keys_of(model: type[BaseModel]) -> list[str]:
+    """Every key that stands anywhere in such a document."""
+    schema = model.model_json_schema()
+    return sorted({key for part in (schema, *schema.get("$defs", {}).values()) for key in part.get("properties", ())})
 
 
 def _compose(path: Path) -> yaml.Node:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RuleSetError(str(path), f"larger than {MAX_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
     except OSError as error:
         raise RuleSetError(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise RuleSetError(str(path), f"not UTF-8 at byte {error.start}") from error
+        raise RuleSetError(str(path), f"not UTF-8 at byte {error.start}: save it as UTF-8") from error
     try:
+        depth = 0
         for event in yaml.parse(text, Loader=_Loader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
                 raise RuleSetError(_place(path, event.start_mark), "anchors and aliases are not allowed")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:  # before anything recurses into it
+                raise RuleSetError(_place(path, event.start_mark), "nested too deeply")
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise RuleSetError(_place(path, mark), f"not YAML: {error.problem or error.context}") from error
+        problem = error.problem or error.context
+        if mark is not None and TAB in _begins_with(text, mark.line):
+            problem = "indented with a tab: use spaces"
+        raise RuleSetError(_place(path, mark), f"not YAML: {problem}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise RuleSetError(f"{path}:{line}", f"not YAML: character {error.character:#x} is not allowed") from error
+    except (ValueError, OverflowError) as error:  # PyYAML 6.0 on "\\UFFFFFFFF"
+        raise RuleSetError(str(path), "not YAML: an escape (\\U...) stands for no character") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise RuleSetError(str(path), f"not YAML: {type(error).__name__}") from error
     if node is None:
@@ -80,59 +133,81 @@ def _compose(path: Path) -> yaml.Node:
     return node
 
 
-def _plain(node: yaml.Node, path: Path, depth: int) -> object:
-    where = f"{path}:{node.start_mark.line + 1}"
-    if depth > MAX_DEPTH:
-        raise RuleSetError(where, "nested too deeply")
-    if isinstance(node, yaml.MappingNode):
+def _begins_with(text: str, line: int) -> str:
+    """The white space that a line begins with, counted from 0."""
+    found = next((row for number, row in enumerate(text.splitlines()) if number == line), "")
+    return found[: len(found) - len(found.lstrip())]
+
+
+class _Plain:
+    """Plain data of nodes; `problems` are what has none, with their lines."""
+
+    def __init__(self) -> None:
+        self.problems: list[tuple[int, str]] = []
+
+    def plain(self, node: yaml.Node) -> object:
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.plain(item) for item in node.value]
+        kind, text = node.tag.rpartition(":")[2], node.value
+        if kind == "float" and text.lower().lstrip("+-") in {".nan", ".inf"}:
+            return self._wrong(node, f"{text} is not a number to decide by")
+        match kind:
+            case "str":
+                return text if _is_unicode(text) else self._wrong(node, HALF)
+            case "bool":
+                return text == "true"
+            case "null":
+                return None
+            case "int":
+                return int(text) if len(text) <= 18 else self._wrong(node, "the number is too large")
+            case "float":
+                number = float(text)
+                return number if abs(number) < float("inf") else self._wrong(node, "the number is too large")
+            case _:
+                return self._wrong(node, f"tag {node.tag} is not allowed")
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, object]:
         found: dict[str, object] = {}
+        spelled: dict[str, str] = {}
         for key, value in node.value:
-            line = f"{path}:{key.start_mark.line + 1}"
+            inside = self.plain(value)
             if not isinstance(key, yaml.ScalarNode):
-                raise RuleSetError(line, "a key must be a plain word")
-            if key.value in found:
-                raise RuleSetError(line, f"key '{key.value}' stands twice")
-            found[key.value] = _plain(value, path, depth + 1)
+                self._wrong(key, "a key must be a plain word")
+            elif not _is_unicode(key.value):
+                self._wrong(key, HALF)
+            elif (first := spelled.setdefault(one_spelling(key.value), key.value)) in found:
+                other = "" if first == key.value else ", in another spelling"
+                self._wrong(key, f"key '{key.value}' stands twice{other}")
+            else:
+                found[key.value] = inside
         return found
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, path, depth + 1) for item in node.value]
-    kind = node.tag.rpartition(":")[2]
-    if kind == "float" and node.value.lower().lstrip("+-") in {".nan", ".inf"}:
-        raise RuleSetError(where, f"{node.value} is not a number to decide by")
-    match kind:
-        case "str":
-            return node.value
-        case "bool":
-            return node.value == "true"
-        case "null":
-            return None
-        case "int":
-            return _bounded_int(node.value, where)
-        case "float":
-            return float(node.value)
-        case _:
-            raise RuleSetError(where, f"tag {node.tag} is not allowed")
+
+    def _wrong(self, node: yaml.Node, problem: str) -> object:
+        self.problems.append((node.start_mark.line + 1, problem))
+        return None
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _place(path: Path, mark: yaml.error.Mark | yaml._yaml.Mark | None) -> str:
     return f"{path}:{mark.line + 1}" if mark is not None else str(path)
 
 
-def _bounded_int(text: str, where: str) -> int:
-    if len(text) > 18:
-        raise RuleSetError(where, "the number is too large")
-    return int(text)
-
-
-def _line_of(node: yaml.Node, location: tuple[int | str, ...]) -> int:
+def _line_of(node: yaml.Node, location: Place, *, of_key: bool = False) -> int:
     """Line of the deepest part of the location that stands in the file (unions add parts that do not)."""
+    line = node.start_mark.line
     for part in location:
         if isinstance(node, yaml.MappingNode):
-            found = next((value for key, value in node.value if key.value == part), None)
+            found = next(((key, value) for key, value in node.value if key.value == part), None)
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            found = node.value[part]
+            found = (node.value[part], node.value[part])
         else:
             found = None
         if found is not None:
-            node = found
-    return int(node.start_mark.line) + 1
+            key, node = found
+            line = (key if of_key else node).start_mark.line
+    return int(line) + 1

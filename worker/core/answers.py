@@ -14,7 +14,8 @@ from worker.core.artefact import Artefact
 from worker.core.envelope import Answer, Reason
 from worker.core.policy import Calibration, Decision, NoCalibration, decide_override, reason
 from worker.core.questions import FurtherQuestion
-from worker.core.rules import AnswerRule, Given, RuleSet, RuleTest
+from worker.core.rule_kinds import AnswerRule, Given, RuleTest
+from worker.core.rules import RuleSet
 from worker.core.scores import LabelScores
 
 

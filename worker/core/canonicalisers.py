@@ -1,8 +1,9 @@
 """Canonicalisers: what a rule set may leave out of a ticket before it is scored and keyed, and where each part ends.
 
-Each leaves words alone: dates, numbers and addresses give way to `…`, and whole lines go only where mail programs mark
-them as a quotation or a signature. What nothing would be left of stays as it is. One pass over the text each, whatever
-the input: its author chooses it.
+Each leaves words alone: dates, numbers and addresses give way to `…`, personal ones to what they are
+(core.redaction), and whole lines go only where mail programs mark them as a quotation or a signature. What nothing
+would be left of stays as it is, but for what is personal. One pass over the text each, whatever the input: its author
+chooses it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
 from worker.core.normalise import NORMALISER_VERSION, canonical
+from worker.core.redaction import KINDS, Kind, redacted
 
-Canonicaliser = Literal["quoted_replies", "signatures", "urls", "timestamps", "ticket_numbers"]
+Canonicaliser = Literal["quoted_replies", "signatures", "urls", "timestamps", "ticket_numbers"] | Kind
 
 VERSIONS: Final[Mapping[Canonicaliser, int]] = {
     "quoted_replies": 1,
     "signatures": 1,
+    "email_addresses": 1,
+    "resident_numbers": 1,
+    "card_numbers": 1,
+    "phone_numbers": 1,
     "urls": 1,
     "timestamps": 1,
     "ticket_numbers": 1,
@@ -41,6 +47,10 @@ def scored_text(text: str, canonicalisers: Collection[Canonicaliser]) -> str:
         if name in canonicalisers:
             text = lines(text)
     clean = canonical(text)
+    personal = [kind for kind in KINDS if kind in canonicalisers]
+    if personal:
+        # Before the others, which might leave half of an address; canonical anew, since `[PHONE]` opens like a token.
+        clean = canonical(redacted(clean, personal))
     spans = [replace for name, replace in _SPANS.items() if name in canonicalisers]
     left = clean
     for replace in spans:

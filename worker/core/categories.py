@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from worker.core.canonicalisers import VERSIONS, Canonicaliser
 from worker.core.digest import fingerprint
+from worker.core.misplaced import Misplaced, Place, refuse_twice, same_when_read
+from worker.core.topics import TopicName
 from worker.core.turns import TEMPLATES, ChatTemplate, Turns
 from worker.errors import PromptError
 
@@ -20,8 +21,6 @@ NONE_ID = "none"
 Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 CategoryId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$")]
 """May begin with a digit: the answers of a score question are `1` to `n`."""
-TOPIC_NAME = r"^[A-Za-z0-9._-]{1,249}$"
-TopicName = Annotated[str, StringConstraints(pattern=TOPIC_NAME)]
 Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 LabelWord = Annotated[str, StringConstraints(pattern=r"^[^\s<>|\[\]]{1,40}$")]
 
@@ -133,48 +132,73 @@ class CategorySet(Strict):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        for what, values in (
-            ("category id", [c.id for c in self.categories]),
-            *self._asked_together(),
-        ):
-            twice = [value for value, times in Counter(values).items() if times > 1]
-            if twice:
-                raise ValueError(f"{what} used twice: {', '.join(twice)}")
+        rows = self.categories
+        refuse_twice("category id", [(c.id, ("categories", n, "id")) for n, c in enumerate(rows)])
+        self._check_two_levels()
+        for asked in self._asked_together():
+            refuse_twice("department id", [(answer.id, (*place, "id")) for answer, place in asked])
+            refuse_twice("label", [(a.label, (*place, "label")) for a, place in asked if a.label is not None])
         if self.prompt.orders > 1 and self.two_levels is not None:
-            raise ValueError("prompt.orders is for categories that are asked about together, not for two levels")
-        if self.prompt.orders > len(self.categories):
-            raise ValueError(f"prompt.orders is {self.prompt.orders}, and {len(self.categories)} categories have fewer")
+            raise Misplaced(
+                "prompt.orders is for categories that are asked about together, not for two levels", "prompt", "orders"
+            )
+        if self.prompt.orders > len(rows):
+            raise Misplaced(
+                f"prompt.orders is {self.prompt.orders}, and {len(rows)} categories have fewer", "prompt", "orders"
+            )
         if len(self.routable) < 1:
             raise ValueError("a category set needs a category that is not 'none'")
-        for category in self.categories:
+        for number, category in enumerate(rows):
             if category.id == NONE_ID and category.topic is not None:
-                raise ValueError("category 'none' has no topic: its tickets go to people")
+                raise Misplaced("category 'none' has no topic: its tickets go to people", "categories", number, "topic")
         return self
 
-    def _asked_together(self) -> list[tuple[str, list[str]]]:
-        """Labels that must differ from each other: all, or those of one question in two levels. Raises ValueError."""
-        if self.two_levels is None:
-            return [("label", [c.label for c in self.categories if c.label is not None])]
-        departments = {d.id: d for d in self.two_levels.departments}
-        for category in self.categories:
-            if category.id == NONE_ID and category.parent is not None:
-                raise ValueError("category 'none' stands beside the departments, so it has no parent")
-            if category.id != NONE_ID and category.parent not in departments:
-                raise ValueError(
-                    f"category '{category.id}': in two levels its parent must be a department "
-                    f"({', '.join(departments)}), not {category.parent}"
-                )
-        empty = departments.keys() - {c.parent for c in self.categories}
-        if empty:
-            raise ValueError(f"departments without categories: {', '.join(sorted(empty))}")
-        first = [d.label for d in departments.values()] + [c.label for c in self.categories if c.id == NONE_ID]
-        if len(first) < 2:
-            raise ValueError("two levels need two departments, or one and 'none'")
-        inside = [[c.label for c in self.categories if c.parent == name] for name in departments]
-        return [
-            ("department id", [*self.two_levels.ids, *(NONE_ID for c in self.categories if c.id == NONE_ID)]),
-            *(("label", [label for label in labels if label is not None]) for labels in (first, *inside)),
+    def _asked_together(self) -> list[list[tuple[Category | Department, Place]]]:
+        """The answers of each question with their places in the set: all categories, or in two levels the departments
+        (and `none`) and each department's own. Their ids, labels and names must differ.
+        """
+        placed: list[tuple[Category | Department, Place]] = [
+            (c, ("categories", n)) for n, c in enumerate(self.categories)
         ]
+        if self.two_levels is None:
+            return [placed]
+        departments = self.two_levels.departments
+        asked: list[list[tuple[Category | Department, Place]]] = [
+            [(d, ("two_levels", "departments", n)) for n, d in enumerate(departments)]
+        ]
+        asked[0] += [each for each in placed if each[0].id == NONE_ID]
+        for d in departments:
+            asked.append([placed[n] for n, c in enumerate(self.categories) if c.parent == d.id])
+        return asked
+
+    def check_names(self) -> None:
+        """Raises Misplaced where two answers of one question have names that a reader takes for one.
+
+        For what people write by hand; a typed question brings along the options that its client has.
+        """
+        for asked in self._asked_together():
+            refuse_twice("name", [(answer.name, (*place, "name")) for answer, place in asked], same_when_read)
+
+    def _check_two_levels(self) -> None:
+        """Raises ValueError where the parents are not what two levels need."""
+        if self.two_levels is None:
+            return
+        departments = self.two_levels.ids
+        for number, category in enumerate(self.categories):
+            place = ("categories", number, "parent")
+            if category.id == NONE_ID and category.parent is not None:
+                raise Misplaced("category 'none' stands beside the departments, so it has no parent", *place)
+            if category.id != NONE_ID and category.parent not in departments:
+                raise Misplaced(
+                    f"category '{category.id}': in two levels its parent must be a department "
+                    f"({', '.join(departments)}), not {category.parent}",
+                    *place,
+                )
+        for number, name in enumerate(departments):
+            if all(c.parent != name for c in self.categories):
+                raise Misplaced(f"departments without categories: {name}", "two_levels", "departments", number)
+        if len(departments) + sum(c.id == NONE_ID for c in self.categories) < 2:
+            raise Misplaced("two levels need two departments, or one and 'none'", "two_levels", "departments")
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
@@ -194,6 +218,14 @@ class CategorySet(Strict):
     def topic(self, category_id: str) -> str:
         """The topic of a routable category. Raises KeyError for `none` and for unknown ids."""
         return self._topics[category_id]
+
+    def title(self, category_id: str) -> str:
+        """The category's name. Raises KeyError for unknown ids."""
+        return self._titles[category_id]
+
+    @cached_property
+    def _titles(self) -> Mapping[str, str]:
+        return {c.id: c.name for c in self.categories}
 
     @cached_property
     def _topics(self) -> Mapping[str, str]:

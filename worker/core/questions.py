@@ -6,21 +6,32 @@ all questions, and adding a question changes neither the prompt nor the calibrat
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from worker.core.canonicalisers import scored_text
 from worker.core.categories import Category, CategoryId, CategorySet, Identifier, LabelWord, Line, Strict
 from worker.core.labels import Labels, Tokenize, allocate_words, check_labels
+from worker.core.misplaced import Misplaced, Place, refuse_twice, same_when_read
 from worker.core.prompt import Prompt
 from worker.errors import LabelError
 
 LONGEST_ID = 63
 """Of the ids of set and question together, which name the category set that the answers are."""
+COLUMNS = frozenset({"id", "text", "label", "language", "lang", "tenant", "channel", "created_at"})
+"""What files of tickets have columns for besides answers: no question is called so."""
+
+
+def _no_column(name: str) -> str:
+    if name in COLUMNS:
+        raise ValueError(f"'{name}' is a column that files of tickets have: call the question otherwise")
+    return name
+
+
+QuestionId = Annotated[Identifier, AfterValidator(_no_column)]
 AnswerId = Annotated[CategoryId, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 """An answer as people write it: `yes`, `4`, or an option's id."""
 
@@ -48,7 +59,7 @@ class Example(Strict):
 
 
 class _Question(Strict):
-    id: Identifier = Field(description="names calibration.<id>.json and the column of labelled files")
+    id: QuestionId = Field(description="names calibration.<id>.json and the column of labelled files")
     ask: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=4000)] = Field(
         description="the question, one or more lines; stands behind the ticket"
     )
@@ -60,6 +71,10 @@ class _Question(Strict):
         """Every possible answer, in label order."""
         raise NotImplementedError
 
+    def place_of(self, number: int) -> Place:
+        """Where an answer stands in the question as it is written; nowhere by itself, where it is understood."""
+        return ()
+
     @property
     def legend(self) -> bool:
         """Whether the prompt lists what the labels stand for even where they are words."""
@@ -67,14 +82,15 @@ class _Question(Strict):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        ids, labels = [o.id for o in self.options], [o.label for o in self.options if o.label is not None]
-        for what, values in (("answer", ids), ("label", labels)):
-            twice = [value for value, times in Counter(values).items() if times > 1]
-            if twice:
-                raise ValueError(f"question '{self.id}': {what} used twice: {', '.join(twice)}")
-        for example in self.examples:
+        ids, of, rows = [o.id for o in self.options], f"question '{self.id}': ", list(enumerate(self.options))
+        refuse_twice(f"{of}answer", [(o.id, (*self.place_of(n), "id")) for n, o in rows])
+        refuse_twice(f"{of}label", [(o.label, self.place_of(n)) for n, o in rows if o.label is not None])
+        refuse_twice(f"{of}name", [(o.name, self.place_of(n)) for n, o in rows], same_when_read)
+        for number, example in enumerate(self.examples):
             if example.answer not in ids:
-                raise ValueError(f"question '{self.id}': example answer '{example.answer}' is none of {', '.join(ids)}")
+                raise Misplaced(
+                    f"{of}example answer '{example.answer}' is none of {', '.join(ids)}", "examples", number, "answer"
+                )
         return self
 
 
@@ -106,6 +122,9 @@ class ScoreQuestion(_Question):
             Option(id=str(number), name=level.name, label=level.label) for number, level in enumerate(self.levels, 1)
         )
 
+    def place_of(self, number: int) -> Place:
+        return ("levels", number)
+
 
 class ChooseOneQuestion(_Question):
     """Which of these?"""
@@ -119,6 +138,9 @@ class ChooseOneQuestion(_Question):
     def options(self) -> tuple[Option, ...]:
         return self.choices
 
+    def place_of(self, number: int) -> Place:
+        return ("options", number)
+
 
 FurtherQuestion = Annotated[YesNoQuestion | ScoreQuestion | ChooseOneQuestion, Field(discriminator="kind")]
 
@@ -130,9 +152,7 @@ class Questions(Strict):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        twice = [value for value, times in Counter(q.id for q in self.questions).items() if times > 1]
-        if twice:
-            raise ValueError(f"question used twice: {', '.join(twice)}")
+        refuse_twice("question", [(q.id, ("questions", n, "id")) for n, q in enumerate(self.questions)])
         return self
 
     def by_id(self, question_id: str) -> FurtherQuestion | None:

@@ -17,6 +17,8 @@ from worker.core.required_literals import Clause, required_literals
 
 _ENDS = re.compile(r"[.!?。！？…](?=[\s\"'”’)\]]|$)|\s[-=*#_/~]{2,}\s")
 """Where a sentence ends: canonical text has no lines."""
+_LONG = 400
+"""Characters. What is possible somewhere in a longer text is possible in hardly any of its sentences."""
 _MOST_SCANNED = 64_000
 """Characters. Longer texts were cut before (core.budget); this one only bounds whoever asks without."""
 
@@ -132,23 +134,28 @@ class Flagger:
             ("answer", rf"{numbered}\s+{numbered}"),
             ("role", _ROLE),
         )
+        every = (*self._whole, *self._onwards)
+        self._doors = _doors((each, each.clauses) for each in every)
+        self._doors_of_ascii = _doors((each, each.ascii_clauses) for each in every)
 
     def find(self, text: str) -> tuple[Passage, ...]:
         """In canonical text: what addresses the router, from left to right, none within another."""
         folded, places = _folded(text[:_MOST_SCANNED])
-        seen: dict[int, bool] = {}
-        ascii_only = places is None
-        whole = [each for each in self._whole if each.may_match(folded, ascii_only, seen)]
-        onwards = [each for each in self._onwards if each.may_match(folded, ascii_only, seen)]
+        possible = self._possible(folded, places is None)
+        # As most tickets: no sentence is disguised where the whole is not, since each begins behind what is no word.
+        if not possible and not _is_disguised(text[:_MOST_SCANNED]):
+            return ()
         found: list[Passage] = []
         for start, end in _sentences(folded):
             sentence = folded[start:end]
-            kind = next((each.kind for each in whole if each.pattern.search(sentence)), None)
+            here = self._possible(sentence, places is None) if len(folded) > _LONG else possible
+            kind = next((each.kind for each in self._whole if each in here and each.pattern.search(sentence)), None)
             if kind is None and _is_disguised(_original(text, places, start, end)):
                 kind = "disguise"
             if kind is not None:
                 found.append(Passage(start, end, kind))
                 continue
+            onwards = [each for each in self._onwards if each in here] if here else ()
             first = min(
                 ((match.start(), each.kind) for each in onwards if (match := each.pattern.search(sentence))),
                 default=None,
@@ -160,8 +167,32 @@ class Flagger:
             return tuple(found)
         return tuple(Passage(places[p.start], places[p.end], p.kind) for p in found)
 
+    def _possible(self, text: str, ascii_only: bool) -> frozenset[_Pattern]:
+        """All that may match anywhere in it, and perhaps more."""
+        behind: list[_Pattern] = []
+        for clause, patterns in self._doors_of_ascii if ascii_only else self._doors:
+            for literal in clause:  # written out: every ticket passes here, and hardly any opens a door
+                if literal in text:
+                    behind += patterns
+                    break
+        seen: dict[int, bool] = {}
+        return frozenset([each for each in behind if each.may_match(text, ascii_only, seen)])
 
-@dataclass(frozen=True, slots=True)
+
+Doors = tuple[tuple[Clause, tuple["_Pattern", ...]], ...]
+"""A clause, and the patterns that need it."""
+
+
+def _doors(clauses_of: Iterable[tuple[_Pattern, tuple[Clause, ...]]]) -> Doors:
+    """One for each pattern: the clause that nothing satisfies, or the most telling; none is a door that is open."""
+    doors: dict[Clause, tuple[_Pattern, ...]] = {}
+    for pattern, clauses in clauses_of:
+        door = () if () in clauses else next(iter(clauses), ("",))
+        doors[door] = (*doors.get(door, ()), pattern)
+    return tuple(doors.items())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pattern:
     kind: str
     pattern: re.Pattern[str]
@@ -185,11 +216,17 @@ def _compiled(*patterns: tuple[str, str]) -> tuple[_Pattern, ...]:
     same: dict[Clause, Clause] = {}
     found = []
     for kind, pattern in patterns:
-        clauses = tuple(same.setdefault(clause, clause) for clause in required_literals(pattern))
-        narrowed = (tuple(literal for literal in clause if literal.isascii()) for clause in clauses)
-        of_ascii = tuple(same.setdefault(clause, clause) for clause in narrowed)
-        found.append(_Pattern(kind, re.compile(pattern), clauses, of_ascii))
+        clauses = [_shortest(clause) for clause in required_literals(pattern)]
+        narrowed = [tuple(literal for literal in clause if literal.isascii()) for clause in clauses]
+        of_all = tuple(same.setdefault(clause, clause) for clause in dict.fromkeys(clauses))
+        of_ascii = tuple(same.setdefault(clause, clause) for clause in dict.fromkeys(narrowed))
+        found.append(_Pattern(kind, re.compile(pattern), of_all, of_ascii))
     return tuple(found)
+
+
+def _shortest(clause: Clause) -> Clause:
+    """The same without literals that hold another of them: where one of those stands, the other does too."""
+    return tuple(one for one in clause if not any(other in one for other in clause if other != one))
 
 
 def without(text: str, passages: Iterable[Passage]) -> str:

@@ -97,12 +97,15 @@ def parse_ticket(
     metadata = found["metadata"] if found["metadata"] is not None else {}
     if not isinstance(metadata, dict):
         raise InvalidTicket("wrong_type", f"metadata is a {_kind(metadata)}, not an object")
+    language = found["language"]
+    if language is not None and not isinstance(language, str):  # no code is a number; rules compare it as written
+        raise InvalidTicket("wrong_type", f"language is a {_kind(language)}, not a string")
     return Ticket(
         id=_scalar("id", found["id"]),
         text=clean,
         tenant=_scalar("tenant", found["tenant"]),
         channel=_scalar("channel", found["channel"]),
-        language=_scalar("language", found["language"]),
+        language=_scalar("language", language),
         created_at=_scalar("created_at", found["created_at"]),
         metadata=metadata,
         shortened=scored_text(text, canonicalisers) if canonicalisers else None,

@@ -16,7 +16,7 @@ from worker.core.labels import Tokenize, allocate_words, check_labels, fit_to_to
 from worker.core.primitives import ChooseOne, TwoLevel
 from worker.core.prompt import Prompt, build_prompt
 from worker.core.questions import put_behind
-from worker.errors import LabelError
+from worker.errors import EngineUnavailable, LabelError
 
 T = TypeVar("T")
 
@@ -106,10 +106,12 @@ async def _checked(
     ):
         if len(words) < 2:
             continue
+        where = "departments" if question == ABOVE else f"department '{groups[question].department.id}'"
         try:
             asked[question] = ChooseOne(prompt, await check_labels(prompt, words, tokenize))
+        except EngineUnavailable as error:
+            raise EngineUnavailable(f"{where}, {len(words)} labels: {error}", error.retry_after_s) from error
         except LabelError as error:
-            where = "departments" if question == ABOVE else f"department '{groups[question].department.id}'"
             failed[question] = LabelError(f"{where}: {error.problem}", error.offenders)
     if failed:
         return None, failed

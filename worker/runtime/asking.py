@@ -26,6 +26,7 @@ from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.endpoints import EnginePool
 from worker.runtime.limiter import RetryBudget
 from worker.runtime.reading import Reader
+from worker.telemetry import Attribute, SpanName, step
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,14 @@ class Asker:
 
         `flagged`: something in the text addresses the router."""
         kept = False
-        scores = await self._cache.get(key)
+        with step(SpanName.CACHE) as looking:
+            scores = await self._cache.get(key)
+            looking.set(Attribute.CACHED, scores is not None)
         if scores is not None and len(scores.logprobs) == len(primitive.labels.words):
             return Outcome(scores, cached=True, asked=False)
         try:
-            scores = await self._follow(primitive.plan(text))
+            with step(SpanName.SCORE):
+                scores = await self._follow(primitive.plan(text))
             if cacheable(scores, flagged=flagged):
                 self._cache.put(key, scores)
                 kept = True

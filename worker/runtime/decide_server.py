@@ -16,7 +16,8 @@ from worker.core.systemone import ALIAS, Distribution, SystemOneRequest, answer,
 from worker.core.ticket import parse_ticket
 from worker.errors import EngineError, InvalidQuestions, InvalidTicket, LabelError, Problem, RequestRefused, TooLong
 from worker.ports import Delivery, Partition
-from worker.runtime.endpoints import EnginePool
+from worker.runtime.endpoints import EnginePool, degraded
+from worker.runtime.http import said_ready
 from worker.runtime.http_edge import OWN_NAME, HttpEdge, Refusal, ServeLimits
 from worker.runtime.journal import Journal
 from worker.runtime.listener import Listener
@@ -43,6 +44,8 @@ class ServeStatus:
     """Told to come again since the start."""
     engine_up: bool
     engine_trouble: str | None
+    engine_alarm: str | None
+    """Which engines have mixed up rows and are not trusted again yet."""
     draining: bool
 
     @property
@@ -51,6 +54,10 @@ class ServeStatus:
 
     def why_not(self) -> str:
         return "draining" if self.draining else f"engine is down: {self.engine_trouble}"
+
+    def degraded(self) -> str | None:
+        """What is wrong while it is ready: engines that are out beside others, or not trusted."""
+        return degraded(self.engine_trouble, self.engine_alarm)
 
     def shown(self) -> Mapping[str, object]:
         return asdict(self)
@@ -124,6 +131,7 @@ class DecideServer:
             turned_away=self._edge.turned_away,
             engine_up=self._pool.is_up,
             engine_trouble=self._pool.trouble,
+            engine_alarm=self._pool.alarm,
             draining=self._edge.stopping.is_set(),
         )
 
@@ -135,7 +143,7 @@ class DecideServer:
     async def _readyz(self, _: web.Request) -> web.Response:
         status = self.status()
         if status.ready:
-            return web.Response(text="ready\n")
+            return web.Response(text=said_ready(status))
         return web.Response(status=503, text=f"not ready: {status.why_not()}\n")
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -8,7 +8,11 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
-from worker.errors import ConfigError
+from worker.runtime.listener import Listener
+
+MAX_CONNECTIONS = 256
+"""Probes and scrapers need a handful."""
+HEAD_S = 10.0
 
 
 class Condition(Protocol):
@@ -19,6 +23,9 @@ class Condition(Protocol):
 
     def why_not(self) -> str:
         """One line, where it is not ready."""
+
+    def degraded(self) -> str | None:
+        """One line on what is wrong although it is ready."""
 
     def shown(self) -> Mapping[str, object]:
         """Everything, for JSON."""
@@ -41,24 +48,14 @@ class HealthServer:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/status", self._show)
         app.router.add_get("/metrics", self._expose)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._listener = Listener(app, max_connections=MAX_CONNECTIONS, head_s=HEAD_S, setting="ROUTER_HTTP_PORT")
 
     async def start(self, host: str, port: int) -> int:
         """The port that is listened on (`port` 0 takes a free one). Raises ConfigError where it is taken."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise ConfigError(
-                f"health port {host}:{port} cannot be opened ({error.strerror}); set ROUTER_HTTP_PORT to a free one"
-            ) from error
-        address = self._runner.addresses[0]
-        return int(address[1])
+        return await self._listener.start(host, port)
 
     async def aclose(self) -> None:
-        await self._runner.cleanup()
+        await self._listener.aclose()
 
     async def _livez(self, _: web.Request) -> web.Response:
         # That this answer is given at all is the proof: it comes from the loop that does the work.
@@ -67,7 +64,7 @@ class HealthServer:
     async def _readyz(self, _: web.Request) -> web.Response:
         status = self._status()
         if status is not None and status.ready:
-            return web.Response(text="ready\n")
+            return web.Response(text=said_ready(status))
         return web.Response(status=503, text=f"not ready: {self._why_not(status)}\n")
 
     async def _show(self, _: web.Request) -> web.Response:
@@ -84,3 +81,9 @@ class HealthServer:
 
     def _why_not(self, status: Condition | None) -> str:
         return (self._waiting_for() or "starting") if status is None else status.why_not()
+
+
+def said_ready(status: Condition) -> str:
+    """The body of /readyz where the answer is 200. Its first word is all that a machine needs."""
+    degraded = status.degraded()
+    return "ready\n" if degraded is None else f"ready, but degraded: {degraded}\n"

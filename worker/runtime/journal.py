@@ -35,6 +35,7 @@ from worker.telemetry import (
     INFO,
     LABEL_MASS,
     LAG,
+    MODE,
     OLDEST_AGE,
     PARTITIONS,
     PROBABILITY,
@@ -109,6 +110,8 @@ class Journal:
             code, digest = calibration.reason.code, ""
         self._metrics.watch(CALIBRATION_IN_FORCE, partial(float, not code), code)
         self._metrics.watch(INFO, partial(float, 1), rule_set.id, str(rule_set.rules.version), digest)
+        for routable in rule_set.categories.routable:
+            self._metrics.watch(MODE, partial(float, 1), routable.id, rule_set.mode_of(routable.id))
         for category in rule_set.categories.ids:
             self._metrics.watch(CERTIFIED, partial(float, can_route(category, rule_set, calibration)), category)
 
@@ -126,9 +129,10 @@ class Journal:
     def started(self, rule_set: str, calibration: str | None) -> None:
         self._log.info(Event.STARTED, **{Attribute.RULE_SET: rule_set, Attribute.CALIBRATION: calibration})
 
-    def waiting(self, what: str) -> None:
+    def waiting(self, what: str, *, for_partitions: bool = True) -> None:
+        """`for_partitions`: whether this process will join a group once it has what it waits for."""
         # Until there is a worker to watch, alerts must see the engine down and not nothing.
-        for metric in (ENGINE_UP, PARTITIONS):
+        for metric in (ENGINE_UP, PARTITIONS) if for_partitions else (ENGINE_UP,):
             self._metrics.watch(metric, partial(float, 0))
         self._log.warning(Event.WAITING, **{Attribute.DETAIL: what})
 
@@ -156,6 +160,10 @@ class Journal:
 
     def stopped(self, settled: int) -> None:
         self._log.info(Event.STOPPED, **{Attribute.COUNT: settled})
+
+    def abandoned(self) -> None:
+        """By a second signal: nothing was waited for."""
+        self._log.warning(Event.ABANDONED)
 
     def decided(self, delivery: Delivery, ticket: Ticket | None, envelope: Envelope) -> None:
         code = envelope.reasons[0].code
@@ -215,6 +223,13 @@ class Journal:
             self._log.info(Event.BROKER_RECOVERED)
         else:
             self._log.error(Event.BROKER_TROUBLE, **{Attribute.DETAIL: what})
+
+    def cache_trouble(self, what: str | None) -> None:
+        """What is wrong with the shared cache; None when it is over."""
+        if what is None:
+            self._log.info(Event.CACHE_RECOVERED)
+        else:
+            self._log.warning(Event.CACHE_TROUBLE, **{Attribute.DETAIL: what})
 
     def watched(self, before: Sequence[Standstill], now: Sequence[Standstill]) -> None:
         """Says what came to a standstill since, and what moves again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import cast
 
 from aiohttp import web
@@ -16,6 +17,9 @@ from aiohttp import web
 from worker.errors import ConfigError
 
 KEEPALIVE_S = 30.0
+NO_HTTP = "this is not HTTP/1.1 as this server reads it: mend the request line or the headers\n"
+NO_SUCH_EXPECTATION = "the one expectation this server knows is 100-continue: leave out the header Expect\n"
+OWN_FAULTS = logging.getLogger("aiohttp.server")
 LINGER_S = 2.0
 """The rest of a request that was refused is read for so long, so that the client sees the answer before the end."""
 
@@ -70,6 +74,7 @@ class Listener:
         if len(server.connections) >= self._max_connections:
             return _Refused()
         handler = server()
+        handler.__class__ = _Discreet  # aiohttp 3.14 makes its own kind and none other
         self._silent.add(handler)
         asyncio.get_running_loop().call_later(self._head_s, self._end_silent, handler)
         return handler
@@ -86,6 +91,30 @@ class Listener:
         if handler in self._silent:
             self._silent.discard(handler)
             handler.force_close()
+
+
+class _Discreet(web.RequestHandler):
+    """Answers what no handler sees in one fixed sentence: aiohttp's own quotes the line that was sent."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            OWN_FAULTS.error("a handler failed", exc_info=exc)
+        return super().handle_error(request, status, exc, NO_HTTP)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPExpectationFailed):  # raised before any middleware
+            resp.text = NO_SUCH_EXPECTATION
+        return await super().finish_response(request, resp, start_time)
 
 
 class _Refused(asyncio.Protocol):

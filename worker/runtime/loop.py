@@ -13,14 +13,15 @@ from worker.core.ticket import Ticket, parse_ticket
 from worker.errors import InvalidTicket, StreamFatal, StreamRetriable, TooManyDeadLetters
 from worker.ports import Delivery, Output, Partition, Paused, RefusedOutput, Settled, Settlement, TicketStream
 from worker.runtime.dead_letter_guard import DeadLetterGuard
-from worker.runtime.endpoints import EnginePool
+from worker.runtime.endpoints import EnginePool, degraded
 from worker.runtime.journal import Journal
 from worker.runtime.offsets import OffsetTracker
 from worker.runtime.outputs import Outputs
 from worker.runtime.router import Routed, Router
 from worker.runtime.stream_thread import Demand, StreamThread
+from worker.runtime.ticket_spans import TicketSpans, say_dead_letter, say_decided
 from worker.runtime.watchdog import Sight, Standstill, Watchdog
-from worker.telemetry import Attribute, TicketSpan, Tracing
+from worker.telemetry import Span, Tracing, within
 
 MAX_RECORDS = 500
 BRIEFLY_S = 0.5
@@ -97,6 +98,10 @@ class Status:
             return f"engine is down, tickets wait: {self.engine_trouble}"
         return "no partitions assigned"
 
+    def degraded(self) -> str | None:
+        """What is wrong while it is ready: engines that are out beside others, or not trusted."""
+        return degraded(self.engine_trouble, self.engine_alarm)
+
     def shown(self) -> Mapping[str, object]:
         """Everything, as the health port shows it."""
         own = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -128,7 +133,7 @@ class Worker:
         self._outputs = outputs
         self._limits = limits
         self._journal = journal
-        self._tracing = tracing
+        self._spans = TicketSpans(tracing)
         self._clock = clock
         self._now = now
         self._sleep = sleep
@@ -184,6 +189,7 @@ class Worker:
             watching.cancel()
             thread.leave()
             self._cancel(tuple(self._tasks))
+            self._spans.close()
 
     def stop(self) -> None:
         """Take no more tickets, finish what is in flight (at most `drain_s`), settle, leave."""
@@ -293,6 +299,7 @@ class Worker:
 
     def settled(self, settlement: Settlement, settled: Settled, seconds: float) -> None:
         count = self._tracker.settled(settlement, settled.committed)
+        self._spans.settled(settlement, settled.committed, seconds)
         self._settled += count
         self._mark_idleness()
         if count:
@@ -309,7 +316,8 @@ class Worker:
             for item in part.finished
         }
         for where, group in by_delivery.items():
-            instead = self._outputs.instead_of(group, offered[where], self._timestamp())
+            first = replace(group[0], delivery=self._spans.carrying(group[0].delivery))
+            instead = self._outputs.instead_of([first, *group[1:]], offered[where], self._timestamp())
             if instead is None:
                 raise StreamFatal(
                     f"topic '{self._rule_set.dead_letter_topic}' refuses even a pointer to the ticket at "
@@ -319,11 +327,13 @@ class Worker:
                 self._judged(group[0].delivery, "undeliverable")
             self._tracker.complete(group[0].delivery, instead)
 
-    def settling_failed(self, error: StreamRetriable) -> None:
+    def settling_failed(self, settlement: Settlement, error: StreamRetriable, seconds: float) -> None:
+        self._spans.failed(settlement, error, seconds)
         self._journal.settling_failed(error)
 
     def assigned(self, epochs: Mapping[Partition, int]) -> None:
         self._cancel(tuple(epochs))
+        self._spans.forget(tuple(epochs))
         self._tracker.assign(epochs)
         self._journal.assigned(tuple(epochs))
 
@@ -335,8 +345,9 @@ class Worker:
             await asyncio.wait(tasks, timeout=allowed_s)
         return self._allowed(self._tracker.ready(partitions))
 
-    def forget(self, partitions: Sequence[Partition]) -> None:
+    def forget(self, partitions: Sequence[Partition], committed: Mapping[Partition, int] | None = None) -> None:
         self._cancel(partitions)
+        self._spans.forget(partitions, committed)
         self._tracker.forget(partitions)
         self._mark_idleness()
         self._journal.forgotten(partitions)
@@ -350,13 +361,19 @@ class Worker:
     # -- one ticket ------------------------------------------------------------------------------------------------
 
     def _begin(self, delivery: Delivery) -> None:
+        span = self._spans.begin(delivery)
+        with within(span):
+            self._take(delivery, span)
+
+    def _take(self, delivery: Delivery, span: Span | None) -> None:
         """Ends at once what nobody has to be asked about; the rest becomes a task."""
-        span = self._tracing.begin(delivery.headers)
         started = self._clock()
         try:
             ticket = self._ticket(delivery)
             if isinstance(ticket, InvalidTicket):
-                outputs = self._outputs.dead_letter(delivery, ticket)
+                if span is not None:
+                    say_dead_letter(span, ticket.code)
+                outputs = self._outputs.dead_letter(self._spans.carrying(delivery), ticket)
             elif (routed := self._router.without_asking(ticket)) is not None:
                 outputs = self._publish(delivery, ticket, routed, self._clock() - started, span)
             else:
@@ -367,31 +384,22 @@ class Worker:
                 return
         except Exception as error:  # noqa: BLE001 - a bug must cost a ticket its automation, never its delivery
             outputs = self._after_a_bug(delivery, error, span)
-        self._end(delivery, outputs, span)
+        self._tracker.complete(delivery, outputs)
 
-    async def _ask(self, delivery: Delivery, ticket: Ticket, started: float, span: TicketSpan | None) -> None:
+    async def _ask(self, delivery: Delivery, ticket: Ticket, started: float, span: Span | None) -> None:
         try:
             routed = await self._router.ask(ticket)
             outputs = self._publish(delivery, ticket, routed, self._clock() - started, span)
-        except asyncio.CancelledError:
-            if span is not None:
-                span.end()
-            raise
         except Exception as error:  # noqa: BLE001 - as above
             outputs = self._after_a_bug(delivery, error, span)
-        self._end(delivery, outputs, span)
+        self._tracker.complete(delivery, outputs)
 
-    def _after_a_bug(self, delivery: Delivery, error: Exception, span: TicketSpan | None) -> tuple[Output, ...]:
+    def _after_a_bug(self, delivery: Delivery, error: Exception, span: Span | None) -> tuple[Output, ...]:
         self._journal.failed(delivery, error)
         if span is not None:
             span.fail(error)
         why = reason("internal_error", detail=type(error).__name__)
         return self._publish(delivery, None, Routed(escalate_unscored(self._rule_set, why)), 0.0, span)
-
-    def _end(self, delivery: Delivery, outputs: tuple[Output, ...], span: TicketSpan | None) -> None:
-        if span is not None:
-            span.end()
-        self._tracker.complete(delivery, outputs)
 
     def _ticket(self, delivery: Delivery) -> Ticket | InvalidTicket:
         try:
@@ -407,16 +415,13 @@ class Worker:
         return ticket
 
     def _publish(
-        self, delivery: Delivery, ticket: Ticket | None, routed: Routed, total_s: float, span: TicketSpan | None
+        self, delivery: Delivery, ticket: Ticket | None, routed: Routed, total_s: float, span: Span | None
     ) -> tuple[Output, ...]:
         envelope = self._outputs.envelope(delivery, ticket, routed, self._timestamp(), total_s)
         self._journal.decided(delivery, ticket, envelope)
-        if span is None:
-            return self._outputs.decided(delivery, envelope)
-        span.set(Attribute.ACTION, envelope.action)
-        span.set(Attribute.REASON, envelope.reasons[0].code)
-        span.set(Attribute.DECISION_ID, envelope.decision_id)
-        return self._outputs.decided(replace(delivery, headers=span.carry(delivery.headers)), envelope)
+        if span is not None:
+            say_decided(span, envelope)
+        return self._outputs.decided(self._spans.carrying(delivery), envelope, ticket)
 
     def _judged(self, delivery: Delivery, code: str | None) -> None:
         self._guard.judged(delivery, code, self._clock())

@@ -214,6 +214,8 @@ class EasyCheck:
 
     def problem(self, floor: float) -> str | None:
         """One sentence where the model would rather write something else than a label, else None."""
+        if not self.masses:
+            return "the engine refused every easy ticket; its log says why"
         if self.median_mass >= floor:
             return None
         return (
@@ -245,9 +247,6 @@ async def check_easy_tickets(question: Question, engine: ScoringEngine) -> EasyC
         return dict(zip(requests, await engine.score(requests), strict=True))
 
     found = await score_texts(question.primitive, dict.fromkeys(texts), ask)
-    rows = [row for text in texts if isinstance(row := found[text], LabelScores)]
-    right = sum(
-        max(range(len(row.logprobs)), key=row.logprobs.__getitem__) == index
-        for (index, _), row in zip(easy, rows, strict=True)
-    )
-    return EasyCheck(tuple(row.mass for row in rows), right, sum(bool(row.unknown) for row in rows))
+    rows = [(index, row) for index, text in easy if isinstance(row := found[text], LabelScores)]
+    right = sum(max(range(len(row.logprobs)), key=row.logprobs.__getitem__) == index for index, row in rows)
+    return EasyCheck(tuple(row.mass for _, row in rows), right, sum(bool(row.unknown) for _, row in rows))

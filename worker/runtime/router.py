@@ -29,6 +29,7 @@ from worker.core.ticket import Ticket
 from worker.runtime.asking import Asker, Outcome
 from worker.runtime.quota import TenantQuota
 from worker.runtime.reading import Reader
+from worker.telemetry import SpanName, step
 
 LOOKED_AT = 256
 """Texts whose passages are remembered."""
@@ -105,8 +106,12 @@ class Router:
 
     def without_asking(self, ticket: Ticket) -> Routed | None:
         """What a rule says of the ticket by itself; None where it has to be asked about."""
-        override = decide_override(ticket, self._rule_set)
-        return Routed(override) if override is not None else None
+        with step(SpanName.DECIDE) as deciding:
+            override = decide_override(ticket, self._rule_set)
+            if override is None:
+                deciding.drop()
+                return None
+        return Routed(override)
 
     async def ask(self, ticket: Ticket) -> Routed:
         """A ticket that no override decides. Never raises but for cancellation and bugs."""
@@ -127,9 +132,10 @@ class Router:
         if isinstance(outcome.result, Reason):
             decision = escalate_unscored(self._rule_set, outcome.result)
         else:
-            decision = decide(outcome.result, self._rule_set, self._calibration)
-            if decision.action == "route" and not (cut and self._rule_set.rules.length.when_cut == "escalate"):
-                decision, asked_again = await self._doubted(decision, ticket)
+            with step(SpanName.DECIDE):
+                decision = decide(outcome.result, self._rule_set, self._calibration)
+                if decision.action == "route" and not (cut and self._rule_set.rules.length.when_cut == "escalate"):
+                    decision, asked_again = await self._doubted(decision, ticket)
         if reader is not None and cut:
             decision = read_in_part(decision, self._rule_set, reader.budget.tokens)
         asked_any = outcome.asked or asked_again or any(asked for _, asked in answers)

@@ -50,14 +50,15 @@ class LoopSide(Protocol):
 
     def settled(self, settlement: Settlement, settled: Settled, seconds: float) -> None: ...
 
-    def settling_failed(self, error: StreamRetriable) -> None: ...
+    def settling_failed(self, settlement: Settlement, error: StreamRetriable, seconds: float) -> None: ...
 
     def assigned(self, epochs: Mapping[Partition, int]) -> None: ...
 
     def drained(self, partitions: Sequence[Partition]) -> Coroutine[None, None, Settlement]:
         """Wait (within a limit) for these partitions' tickets; what may be settled then."""
 
-    def forget(self, partitions: Sequence[Partition]) -> None: ...
+    def forget(self, partitions: Sequence[Partition], committed: Mapping[Partition, int] | None = None) -> None:
+        """`committed` is what was settled on the way out."""
 
     def observe(self, lags: Mapping[Partition, int | None], trouble: str | None) -> None: ...
 
@@ -156,7 +157,7 @@ class StreamThread:
             settled = self._stream.settle(settlement)
         except StreamRetriable as error:
             self._failing = True
-            self._tell(self._side.settling_failed, error)
+            self._tell(self._side.settling_failed, settlement, error, self._clock() - started)
             return
         self._failing = False
         self._wait(self._call(self._side.settled, settlement, settled, self._clock() - started))
@@ -178,7 +179,7 @@ class StreamThread:
             return Settlement()
 
     def released(self, partitions: Sequence[Partition], settled: Settled) -> None:
-        self._tell(self._side.forget, tuple(partitions))
+        self._tell(self._side.forget, tuple(partitions), settled.committed)
 
     def lost(self, partitions: Sequence[Partition]) -> None:
         self._tell(self._side.forget, tuple(partitions))
