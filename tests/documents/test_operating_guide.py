@@ -66,8 +66,10 @@ def test_every_alert_has_a_runbook_with_something_to_do(name: str) -> None:
 
 def test_every_exit_code_of_the_program_is_explained() -> None:
     stated = {row[0] for row in table(GUIDE, "exit code", "says")}
-    source = (ROOT / "worker/cli.py").read_text(encoding="utf-8") + "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "worker/runtime").glob("*.py")
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for room in ("cli", "runtime")
+        for path in (ROOT / "worker" / room).glob("*.py")
     )
     used = set(re.findall(r"(?:Exit|sys\.exit|_exit)\((?:code=)?(\d+)\)", source))
     assert {"1"} <= used

@@ -1,0 +1,5 @@
+"""`python -m worker.cli`."""
+
+from worker.cli import main
+
+main()
