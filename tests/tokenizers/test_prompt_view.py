@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.core.sets import rule_set
 from tests.tokenizers.test_control_tokens import chat_set
 from tests.tokenizers.zoo import Engine, config_of, tokenizer_of
-from worker.console import print_prompt, turns_yaml
+from worker.console.rule_sets import print_prompt, turns_yaml
 from worker.core.categories import CategorySet
 from worker.core.rules import RuleSet
 from worker.core.turns import TEMPLATES

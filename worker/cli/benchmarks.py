@@ -9,10 +9,20 @@ from typing import Annotated
 
 import typer
 
-from worker import console, serving
+from worker import serving
 from worker.cli.arguments import Engine, LabelledFile, Part, Rules, engine_settings, makeable
 from worker.cli.extras import studies
 from worker.cli.terminal import bar, bars, out
+from worker.console.benchmarks import (
+    print_attacks,
+    print_certifying_times,
+    print_guarantees,
+    print_question_costs,
+    print_splits,
+    print_writing,
+)
+from worker.console.calibrations import print_calibration
+from worker.console.demo import print_demo, print_licence
 from worker.settings import load_settings
 
 app = typer.Typer()
@@ -30,7 +40,7 @@ def guarantees(
     study = studies()
     with bars() as progress:
         table = study.guarantees(QUICK_DRAWS if quick else GUARANTEE_DRAWS, bar(progress, "simulating"))
-    console.print_guarantees(out, table)
+    print_guarantees(out, table)
     if table.violations:
         raise typer.Exit(1)
 
@@ -44,7 +54,7 @@ def calibration(
     study = studies()
     with bars() as progress:
         rows = study.certifying_times(tickets, categories, bar(progress, "certifying"))
-    console.print_certifying_times(out, rows, study.machine(), study.today())
+    print_certifying_times(out, rows, study.machine(), study.today())
 
 
 @benchmark.command()
@@ -61,7 +71,7 @@ def writing(
     with bars() as progress:
         work = study.writing_command(settings, rules, labelled, part, tickets, partial(bar, progress))
         rows = asyncio.run(work)
-    console.print_writing(out, rows, study.machine(), study.today())
+    print_writing(out, rows, study.machine(), study.today())
 
 
 @benchmark.command()
@@ -80,7 +90,7 @@ def attacks(
     with bars() as progress:
         start = partial(bar, progress)
         table = asyncio.run(study.attack_command(settings, rules, part, each, kind or [], every, start))
-    console.print_attacks(out, table, study.machine(), study.today(), show)
+    print_attacks(out, table, study.machine(), study.today(), show)
     if table.exceeded:
         raise typer.Exit(1)
 
@@ -98,7 +108,7 @@ def questions(
     with bars() as progress:
         costs = asyncio.run(study.question_costs(settings, rules, tickets, rounds, partial(bar, progress)))
     what = "CPU time" if settings.engine == "llama_cpp" else "time"
-    console.print_question_costs(out, costs, what, study.machine(), study.today())
+    print_question_costs(out, costs, what, study.machine(), study.today())
 
 
 @app.command()
@@ -118,7 +128,7 @@ def splits(
         start = partial(bar, progress)
         work = study.splits(settings, name, data, to / name, rows, size or [100, 200, 400], splits, start)
         found = asyncio.run(work)
-    console.print_splits(out, name, found, study.machine(), study.today())
+    print_splits(out, name, found, study.machine(), study.today())
 
 
 @app.command()
@@ -130,11 +140,11 @@ def demo(
     """Route labelled tickets with an embedded broker, cache and model, twice."""
     settings, study = load_settings(), studies()
     serving.set_up_telemetry(settings, quiet=True)
-    console.print_licence(out, study.licence_notice())
+    print_licence(out, study.licence_notice())
     with bars() as progress:
         work = study.demo(settings, folder, tickets, lambda label: bar(progress, label))
         results, summary = asyncio.run(work)
-    console.print_demo(out, results)
+    print_demo(out, results)
     out.print(f"report: {study.write_demo_report(summary, report)}", highlight=False)
 
 
@@ -155,6 +165,6 @@ def trial(
     with bars() as progress:
         work = study.trial(settings, name, data, to / name, rows, alpha, delta, partial(bar, progress))
         _, calibrated, routed = asyncio.run(work)
-    console.print_calibration(out, calibrated.result)
-    console.print_demo(out, [routed])
+    print_calibration(out, calibrated.result)
+    print_demo(out, [routed])
     out.print(f"report: {study.write_calibration_report(calibrated, to / name)}", highlight=False)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from worker import console, serving
+from worker import serving
 from worker.adapters.writing import WAYS
 from worker.cli.arguments import (
     JOURNAL,
@@ -28,6 +28,14 @@ from worker.cli.arguments import (
 )
 from worker.cli.extras import studies
 from worker.cli.terminal import bar, bars, out
+from worker.console.calibrations import (
+    print_calibration,
+    print_choices,
+    print_evaluation,
+    print_history,
+    print_labelling,
+    print_selftest,
+)
 from worker.core.turns import ChatTemplate
 from worker.errors import ConfigError
 
@@ -85,7 +93,7 @@ def calibrate(
             start = partial(bar, progress)
             matching = study.history_command(settings, rules, history_shares, unlabelled, write, scores, start)
             artefact = asyncio.run(matching)
-        console.print_history(out, artefact)
+        print_history(out, artefact)
         out.print(f"written: {study.write_artefact(artefact, rules)}", highlight=False)
         return
     options = study.CalibrateOptions(
@@ -101,7 +109,7 @@ def calibrate(
         start = partial(bar, progress)
         work = study.calibrate_command(settings, rules, labelled, part, unlabelled, options, scores, start, question)
         done = asyncio.run(work)
-    console.print_calibration(out, done.result)
+    print_calibration(out, done.result)
     out.print(f"report: {study.write_calibration_report(done, report)}", highlight=False)
     if options.what_if and not write:
         out.print("what if only: nothing was written to the rule set (add --write)", highlight=False)
@@ -177,7 +185,7 @@ def evaluate(
             ways = [way for way in WAYS if way in (write_too or ())]
             asking = study.choices_command(settings, choices, rules, chat_template, concurrency, ways, limit, start)
             answered = asyncio.run(asking)
-        console.print_choices(out, answered, study.machine(), study.today())
+        print_choices(out, answered, study.machine(), study.today())
         if json_file is not None:
             out.print(f"written: {study.write_choices(answered, json_file)}", markup=False, highlight=False)
         return
@@ -185,7 +193,7 @@ def evaluate(
         start = partial(bar, progress)
         work = study.evaluate_command(settings, rules, labelled, part, scores, start, question)
         result = asyncio.run(work)
-    console.print_evaluation(out, result)
+    print_evaluation(out, result)
     out.print(f"report: {study.write_evaluation_report(result, report)}", highlight=False)
     if fail_over and result.exceeded_beyond_chance:
         raise typer.Exit(1)
@@ -213,7 +221,7 @@ def selftest(
         start = partial(bar, progress)
         work = study.selftest_command(settings, rules, labelled, unlabelled, repeat, orders, start, question)
         result = asyncio.run(work)
-    console.print_selftest(out, result)
+    print_selftest(out, result)
     out.print(f"report: {study.write_selftest_report(result, report)}", highlight=False)
     if not result.usable:
         raise typer.Exit(1)
@@ -242,4 +250,4 @@ def labels(
             rules, answers, log, tickets, to, ("assist", "auto") if include == "all" else (include,),
             lambda done, total: progress.update(task, completed=done, total=total),
         )  # fmt: skip
-    console.print_labelling(out, found)
+    print_labelling(out, found)

@@ -10,9 +10,17 @@ from typing import Annotated, Literal
 import orjson
 import typer
 
-from worker import console, serving, top
+from worker import serving, top
 from worker.cli.arguments import Moment, Rules
 from worker.cli.terminal import err, out
+from worker.console.operating import (
+    print_findings,
+    print_flush,
+    print_holdings,
+    print_ledger,
+    print_replay,
+    print_topics,
+)
 from worker.core.answer_events import answer_json_schema
 from worker.core.schemas import SCHEMAS, SchemaName
 from worker.errors import ConfigError
@@ -47,7 +55,7 @@ def check(rules: Rules) -> None:
     settings = load_settings()
     serving.set_up_telemetry(settings, quiet=True)
     findings = asyncio.run(serving.check(settings, rules))
-    console.print_findings(out, findings)
+    print_findings(out, findings)
     if any(finding.state == "wrong" for finding in findings):
         raise typer.Exit(1)
 
@@ -65,7 +73,7 @@ def topics(
     ] = -1,
 ) -> None:
     """List the topics of a rule set, or create them."""
-    console.print_topics(out, serving.topics(load_settings(), rules, create, partitions, replication))
+    print_topics(out, serving.topics(load_settings(), rules, create, partitions, replication))
 
 
 @app.command()
@@ -96,7 +104,7 @@ def export(
 def audit(rules: Rules, since: Moment = None) -> None:
     """Compare input and output topics: every ticket in one place, once, in order? Exit code 1 where not."""
     ledger = serving.audit(load_settings(), rules, since)
-    console.print_ledger(out, ledger)
+    print_ledger(out, ledger)
     if not ledger.clean:
         raise typer.Exit(1)
 
@@ -116,7 +124,7 @@ def replay(
     """Send dead letters or escalated tickets to the input topic again, each at most once for every time it came out."""
     selection = Selection(reason, until, max_attempts)
     found = serving.replay(load_settings(), rules, source, since, selection, dry_run=dry_run)
-    console.print_replay(out, found, dry_run)
+    print_replay(out, found, dry_run)
 
 
 @app.command()
@@ -137,7 +145,7 @@ def schema(
 @cache.command("stats")
 def cache_stats(rules: OneRuleSet = None, at_most: AtMost = 10_000_000) -> None:
     """Print how many scores Redis remembers of each rule set, their memory, and how long they will stay."""
-    console.print_holdings(out, serving.cache_stats(load_settings(), rules, at_most))
+    print_holdings(out, serving.cache_stats(load_settings(), rules, at_most))
 
 
 @cache.command("flush")
@@ -156,9 +164,9 @@ def cache_flush(
         survey = serving.cache_stats(settings, rules, at_most)
         entries = sum(held.entries for held in survey.holdings.values())
         if dry_run:
-            console.print_flush(out, entries, survey.complete, dry_run=True)
+            print_flush(out, entries, survey.complete, dry_run=True)
             return
         if not sys.stdin.isatty():
             raise ConfigError(f"{entries} entries would be forgotten: say --yes")
         typer.confirm(f"Forget {entries} entries?", abort=True)
-    console.print_flush(out, *serving.cache_flush(settings, rules, at_most), dry_run=False)
+    print_flush(out, *serving.cache_flush(settings, rules, at_most), dry_run=False)

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from worker import console, serving
+from worker import serving
 from worker.cli.arguments import Engine, Rules, engine_settings, makeable
 from worker.cli.extras import studies
 from worker.cli.terminal import bars, out
+from worker.console.rule_sets import print_backtest, print_prompt, print_rule_tests, print_rules_diff, turns_yaml
 
 app = typer.Typer()
 prompt = typer.Typer(help="Look at what the model is asked.", no_args_is_help=True)
@@ -32,7 +33,7 @@ def prompt_show(
     """Print what is sent, token by token, where the ticket stands, where the label is read, and every fingerprint."""
     settings = engine_settings(engine)
     serving.set_up_telemetry(settings, quiet=True)
-    console.print_prompt(out, asyncio.run(serving.prompt_view(settings, rules, text)))
+    print_prompt(out, asyncio.run(serving.prompt_view(settings, rules, text)))
 
 
 @prompt.command("turns")
@@ -40,14 +41,14 @@ def prompt_turns(
     file: Annotated[Path, typer.Argument(help="tokenizer_config.json or chat_template.jinja of a model.")],
 ) -> None:
     """Print a chat template as `turns` for categories.yaml, so that the worker needs no Jinja."""
-    sys.stdout.write(console.turns_yaml(serving.turns(file)))
+    sys.stdout.write(turns_yaml(serving.turns(file)))
 
 
 @rule_sets.command("test")
 def rules_test(rules: Rules) -> None:
     """Run the tests that the rule set carries; exit code 1 where one fails. Neither engine nor broker is needed."""
     found = serving.rules_test(rules)
-    console.print_rule_tests(out, found)
+    print_rule_tests(out, found)
     if found.failed:
         raise typer.Exit(1)
 
@@ -63,7 +64,7 @@ def rules_diff(
     """Say what differs between two versions of a rule set, what expires, and by a log what would move where; exit
     code 1 where they differ."""
     found = serving.rules_diff(old, new)
-    console.print_rules_diff(out, found)
+    print_rules_diff(out, found)
     if log is not None:
         _backtest(log, new, old)
     if found.changes:
@@ -90,6 +91,6 @@ def _backtest(log: Path, new: Path, old: Path | None, report: Path | None = None
         found = study.backtest_command(
             log, new, old, lambda done, total: progress.update(task, completed=done, total=total)
         )
-    console.print_backtest(out, found, study.backtest_limits(found))
+    print_backtest(out, found, study.backtest_limits(found))
     if report is not None:
         out.print(f"report: {study.write_backtest_report(found, report)}", highlight=False)
