@@ -16,6 +16,7 @@ import termios
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -288,7 +289,9 @@ class TestWatch:
         with _serving(page) as url:
             environment = {**os.environ, "TERM": "xterm"}
             command = [str(COMMAND), "top", "--url", url, "--every", "0.2"]
-            process = subprocess.Popen(command, stdout=end, stderr=end, env=environment)
+            # What a shell starts in the background ignores the signal, and so do its children.
+            heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+            process = subprocess.Popen(command, stdout=end, stderr=end, env=environment, preexec_fn=heeds)
             os.close(end)
             reader = threading.Thread(target=read, daemon=True)
             reader.start()
