@@ -16,7 +16,6 @@ import termios
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -288,10 +287,10 @@ class TestWatch:
 
         with _serving(page) as url:
             environment = {**os.environ, "TERM": "xterm"}
-            command = [str(COMMAND), "top", "--url", url, "--every", "0.2"]
             # What a shell starts in the background ignores the signal, and so do its children.
-            heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-            process = subprocess.Popen(command, stdout=end, stderr=end, env=environment, preexec_fn=heeds)
+            heeding = ["env", "--default-signal=INT"]
+            command = [*heeding, str(COMMAND), "top", "--url", url, "--every", "0.2"]
+            process = subprocess.Popen(command, stdout=end, stderr=end, env=environment)
             os.close(end)
             reader = threading.Thread(target=read, daemon=True)
             reader.start()
