@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from worker.core.per_ticket import per_ticket
 from worker.core.scores import LabelScores, ScoreRequest
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -20,7 +21,7 @@ class Partition(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Delivery:
     """One message as received. `epoch` counts the assignments of its partition to this process."""
 
@@ -34,7 +35,7 @@ class Delivery:
     """Broker or producer timestamp; -1 where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Output:
     """One message to be produced."""
 
@@ -44,7 +45,7 @@ class Output:
     headers: Headers = ()
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Finished:
     """A delivery that reached its end: everything that has to be produced before its offset may be committed."""
 
@@ -102,6 +103,26 @@ class Paused:
     partitions: frozenset[Partition] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A partition whose next message should have had the offset `expected`, and whose log says otherwise."""
+
+    partition: Partition
+    expected: int
+    found: int
+    """Below `expected`: the log is another one from here on (the topic was made anew, or lost its end with a broker).
+    Above: what lies between was deleted before it was read."""
+
+    @property
+    def stepped_back(self) -> bool:
+        return self.found < self.expected
+
+    @property
+    def expired(self) -> int:
+        """Offsets that were deleted unread."""
+        return max(0, self.found - self.expected)
+
+
 class AssignmentListener(Protocol):
     """Called by a stream on its own thread, from inside `poll` or `close`."""
 
@@ -117,6 +138,10 @@ class AssignmentListener(Protocol):
 
     def lost(self, partitions: Sequence[Partition]) -> None:
         """These partitions already belong to somebody else: forget them, settle nothing."""
+
+    def gap(self, gap: Gap) -> None:
+        """A partition's log is not what it was. Where it stepped back, `lost` and `assigned` follow: nothing that was
+        known about its offsets holds for what they are now."""
 
 
 class TicketStream(Protocol):
@@ -153,7 +178,7 @@ class TicketStream(Protocol):
         """For every assigned partition, messages between what `poll` delivered last and the end of the partition.
 
         Those count that cannot be delivered yet because their transaction is open. None where the end or the start is
-        not known (yet). Asks the brokers for nothing but a start, and that seldom.
+        not known (yet). Asks the brokers for starts and for ends that no fetch tells, seldom and not for long.
         """
 
     def trouble(self) -> str | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import KafkaError
@@ -22,7 +23,7 @@ from worker.adapters.kafka_client import (
     consumer_properties,
     producer_properties,
 )
-from worker.adapters.kafka_topics import create_topics, describe_topics
+from worker.adapters.kafka_topics import create_topics, describe_topics, require_topics
 from worker.errors import ConfigError, StreamFatal
 from worker.ports import AssignmentListener, Settlement
 
@@ -42,6 +43,8 @@ class Deaf:
     def released(self, *_: object) -> None: ...
 
     def lost(self, *_: object) -> None: ...
+
+    def gap(self, gap: object) -> None: ...
 
 
 LISTENER: AssignmentListener = Deaf()
@@ -74,6 +77,11 @@ class TestProperties:
         properties = consumer_properties(config(group_protocol="consumer"))
         assert not {"session.timeout.ms", "partition.assignment.strategy"} & set(properties)
 
+    def test_added_partitions_are_seen_within_half_a_minute_unless_somebody_wants_it_otherwise(self) -> None:
+        name = "topic.metadata.refresh.interval.ms"
+        assert consumer_properties(config())[name] == 30_000
+        assert consumer_properties(config(properties={name: 5_000}))[name] == 5_000
+
     def test_passwords_do_not_show(self) -> None:
         assert "hunter2" not in repr(config(properties={"sasl.password": "hunter2"}))
 
@@ -96,6 +104,13 @@ class TestRationedLog:
         clock.now += 61
         log.log(logging.ERROR, "%s [%s] connect to 127.0.0.1:%d failed", "FAIL", "client-1", 7)
         assert "49 more" in caplog.messages[-1]
+
+    def test_what_befalls_another_partition_is_another_line(self, caplog: pytest.LogCaptureFixture) -> None:
+        log = RationedLog(logging.getLogger("rationed"), Clock())
+        for _ in range(2):
+            for partition in range(3):
+                log.log(logging.WARNING, "tickets [%d]: offset reset (at offset %d)", partition, 150 + partition)
+        assert [message[:11] for message in caplog.messages] == ["tickets [0]", "tickets [1]", "tickets [2]"]
 
     def test_memory_stays_bounded(self) -> None:
         log = RationedLog(QUIET, Clock())
@@ -165,6 +180,17 @@ class TestBrokerTrouble:
         trouble.working()
         assert trouble.sentence() is None
 
+    def test_a_group_that_refuses_this_member_is_named_until_it_lets_it_in(
+        self, trouble: BrokerTrouble, clock: Clock
+    ) -> None:
+        """The client says so once and goes on trying; that brokers answer ends nothing."""
+        trouble.report(KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL, "Inconsistent group protocol"))
+        clock.now += 5
+        trouble.answered()
+        assert "ROUTER_KAFKA_ASSIGNMENT_STRATEGY" in (trouble.sentence() or "")
+        trouble.working()
+        assert trouble.sentence() is None
+
 
 class TestTopics:
     def test_those_that_exist_are_counted_and_none_is_created_by_asking(self, embedded_broker: FaultyBroker) -> None:
@@ -176,6 +202,28 @@ class TestTopics:
     def test_a_broker_that_does_not_answer_is_named(self) -> None:
         with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1.*refused"):
             describe_topics(config(), ["t"], timeout_s=1.0)
+
+    @pytest.mark.kafka
+    def test_outputs_that_are_missing_at_the_start_are_all_named(self, apache_kafka: ApacheKafka) -> None:
+        chosen = replace(config(apache_kafka.bootstrap_servers), input_topic="start-in")
+        create_topics(chosen, {"start-in": 1, "start-a": 1}, 1)
+        with pytest.raises(ConfigError, match=r"missing on .*: 'start-b', 'start-c'\. .*topics --create"):
+            require_topics(chosen, ["start-a", "start-b", "start-c"])
+        create_topics(chosen, {"start-b": 1, "start-c": 1}, 1)
+        require_topics(chosen, ["start-a", "start-b", "start-c"])
+        with pytest.raises(ConfigError, match="input topic 'start-no' cannot be read"):
+            require_topics(replace(chosen, input_topic="start-no"), ["start-a"])
+
+    def test_a_broker_that_creates_topics_by_itself_may_create_the_outputs(self, embedded_broker: FaultyBroker) -> None:
+        """As the first record would; the input topic is still nothing that asking may create."""
+        embedded_broker.create_topic("tickets", 1)
+        chosen = config(embedded_broker.bootstrap_servers)
+        require_topics(chosen, ["made", "too"])
+        assert set(describe_topics(chosen, ["made", "too"])) == {"made", "too"}
+
+    def test_a_start_without_brokers_says_so(self) -> None:
+        with pytest.raises(ConfigError, match=r"input topic 'tickets'.*127\.0\.0\.1:1.*refused"):
+            require_topics(config(connect_timeout_s=1.0), ["out"])
 
     @pytest.mark.kafka
     def test_missing_ones_are_created_once(self, apache_kafka: ApacheKafka) -> None:

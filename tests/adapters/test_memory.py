@@ -33,6 +33,8 @@ class Listener:
     def lost(self, *_: object) -> None:
         self.events.append("lost")
 
+    def gap(self, gap: object) -> None: ...
+
 
 def opened(broker: MemoryBroker, topic: str = "in") -> MemoryStream:
     stream = MemoryStream(broker, topic)

@@ -53,6 +53,8 @@ class Taker:
 
     def lost(self, partitions: Sequence[Partition]) -> None: ...
 
+    def gap(self, gap: object) -> None: ...
+
 
 def main() -> None:
     servers, topic, group, output, count, stops_before = sys.argv[1:]

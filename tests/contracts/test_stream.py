@@ -20,11 +20,13 @@ from tests.contracts.stream_backends import (
     partitions,
 )
 from tests.servers.faulty_broker import FaultyBroker, Request, produce_raw
+from worker.adapters import kafka_lag
 from worker.adapters.kafka_records import UNREADABLE_HEADERS
 from worker.errors import ConfigError, StreamRetriable
 from worker.ports import (
     Delivery,
     Finished,
+    Gap,
     Headers,
     Output,
     Partition,
@@ -57,6 +59,7 @@ class Member:
         self.handed_over: list[Settled] = []
         self.epochs: dict[Partition, int] = {}
         self.seen_epochs: list[int] = []
+        self.gaps: list[Gap] = []
         self.finished_when_revoked: Callable[[Delivery], bool] = lambda _: False
         stream.open(self)
 
@@ -82,6 +85,9 @@ class Member:
         self.events.append(("lost", tuple(sorted(left))))
         for partition in left:
             del self.epochs[partition]
+
+    def gap(self, gap: Gap) -> None:
+        self.gaps.append(gap)
 
     def poll(self, timeout_s: float = 0.05) -> None:
         self.got.extend(self.stream.poll(500, timeout_s))
@@ -573,10 +579,26 @@ class TestLag:
         for partition in (stopped, flowing):
             wide_desk.put(partition.number, numbered(5))
         member.stream.set_paused(Paused(partitions=frozenset({stopped})))
-        # What waits in a partition that is held is known only as far as it was fetched.
         eventually(lambda: len(member.got) == 35 and member.stream.lag()[flowing] == 0, member)
         member.stream.set_paused(Paused())
         eventually(lambda: len(member.got) == 40 and set(member.stream.lag().values()) == {0}, member)
+
+    def test_goes_on_counting_what_comes_into_partitions_that_are_paused(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No fetch tells of it: those who wait for an engine for an hour would see the backlog of its first second."""
+        monkeypatch.setattr(kafka_lag, "ASK_EVERY_S", 0.2)
+        desk.put(0, numbered(10))
+        member = desk.join()
+        eventually(lambda: len(member.got) == 10, member)
+        member.stream.set_paused(Paused(everything=True))
+        held = Partition(desk.input, 0)
+        desk.put(0, numbered(20))
+        eventually(lambda: member.stream.lag() == {held: 20}, member)
+        desk.put(0, numbered(10))
+        eventually(lambda: member.stream.lag() == {held: 30}, member)
+        member.stream.set_paused(Paused())
+        eventually(lambda: len(member.got) == 40 and member.stream.lag() == {held: 0}, member)
 
     def test_is_that_of_the_partitions_held_and_of_no_others(self, wide_desk: Desk) -> None:
         first, second = wide_desk.join(), None
@@ -657,6 +679,18 @@ class TestApacheKafka:
             assert time.monotonic() - before < 30.0
         finally:
             desk.backend.answer_again()
+
+    def test_a_member_whose_assignment_strategy_is_not_the_group_s_says_so_until_it_is_let_in(self, desk: Desk) -> None:
+        first = desk.join()
+        eventually(lambda: len(first.epochs) == 1, first)
+        stranger = desk.join(assignment_strategy="range")
+        eventually(lambda: stranger.stream.trouble() is not None, first, stranger)
+        told = stranger.stream.trouble() or ""
+        assert desk.group in told
+        assert "ROUTER_KAFKA_ASSIGNMENT_STRATEGY" in told
+        first.stream.close()
+        eventually(lambda: len(stranger.epochs) == 1, stranger)
+        assert stranger.stream.trouble() is None
 
     def test_lag_reaches_nothing_behind_transactions(self, desk: Desk) -> None:
         assert isinstance(desk.backend, ApacheBackend)

@@ -8,8 +8,19 @@ import pytest
 
 from tests.core.sets import artefact, certificate, rule_set
 from worker.core.policy import Calibration, NoCalibration, reason
+from worker.ports import Gap, Partition
 from worker.runtime.journal import Journal
-from worker.telemetry import CALIBRATION_IN_FORCE, CERTIFIED, ENGINE_ENDPOINT_UP, ENGINE_UP, INFO, PARTITIONS, Metrics
+from worker.telemetry import (
+    CALIBRATION_IN_FORCE,
+    CERTIFIED,
+    ENGINE_ENDPOINT_UP,
+    ENGINE_UP,
+    EXPIRED,
+    INFO,
+    LOG_STEPPED_BACK,
+    PARTITIONS,
+    Metrics,
+)
 
 RULES = rule_set("billing", "login", "bug", none=True, categories={"login": {"alpha": 0.05}})
 
@@ -67,3 +78,15 @@ def test_every_endpoint_has_its_own_breaker(metrics: Metrics, journal: Journal) 
     assert values(metrics, ENGINE_ENDPOINT_UP) == {"engine-1": 1, "engine-2": 0}
     up["engine-2"] = True
     assert values(metrics, ENGINE_ENDPOINT_UP) == {"engine-1": 1, "engine-2": 1}
+
+
+def test_messages_that_were_deleted_unread_and_logs_that_step_back_are_counted(
+    metrics: Metrics, journal: Journal
+) -> None:
+    journal.gap(Gap(Partition("tickets", 0), 10, 50))
+    journal.gap(Gap(Partition("tickets", 1), 10, 13))
+    assert values(metrics, EXPIRED) == {"": 43}
+    assert values(metrics, LOG_STEPPED_BACK) == {"": 0}
+    journal.gap(Gap(Partition("tickets", 0), 60, 0))
+    assert values(metrics, EXPIRED) == {"": 43}
+    assert values(metrics, LOG_STEPPED_BACK) == {"": 1}

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from worker.adapters.kafka_bounded import returns_within
 from worker.adapters.kafka_client import (
@@ -17,15 +17,18 @@ from worker.adapters.kafka_client import (
     error_of,
 )
 from worker.adapters.kafka_exactly_once import ExactlyOnce
+from worker.adapters.kafka_gaps import Gaps
 from worker.adapters.kafka_lag import Lag, at
 from worker.adapters.kafka_records import headers_of, offset_of, partition_of, timestamp_of
 from worker.adapters.kafka_settling import AtLeastOnce, Settler
 from worker.adapters.kafka_starts import Starts
+from worker.adapters.kafka_topic_identity import TopicIdentity
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import (
     AssignmentListener,
     Delivery,
+    Gap,
     Partition,
     PartitionSettlement,
     Paused,
@@ -78,6 +81,8 @@ class KafkaStream:
         self._held: set[Partition] = set()
         self._lag: Lag | None = None
         self._starts = Starts(clock, self._log)
+        self._gaps = Gaps()
+        self._identity: TopicIdentity | None = None
         self._probed_at = 0.0
         self._opened_at = 0.0
         self._heard_of_group = False
@@ -101,6 +106,7 @@ class KafkaStream:
             raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
         self._listener, self._consumer, self._settler = listener, consumer, settler
         self._lag = Lag(consumer, self._clock)
+        self._identity = TopicIdentity(self._config, self._log, self._clock)
         self._opened_at = self._clock()
         consumer.subscribe(
             [self._config.input_topic],
@@ -113,12 +119,15 @@ class KafkaStream:
         consumer, settler = self._opened()
         settler.serve()
         if self._starts.serve(consumer):
+            self._gaps.begin(self._starts.begun())
             self._apply_pauses()
+        if self._identity is not None and self._identity.has_changed():
+            self._begin_anew(consumer)
         # `consume` waits until it has all it was asked for: one record ends the wait, the rest is what lies ready.
         try:
-            deliveries = self._deliveries(consumer.consume(1, timeout_s))
+            deliveries = self._deliveries(consumer, consumer.consume(1, timeout_s))
             if deliveries and max_records > 1 and self._callback_error is None:
-                deliveries += self._deliveries(consumer.consume(max_records - 1, 0))
+                deliveries += self._deliveries(consumer, consumer.consume(max_records - 1, 0))
         except KafkaException as problem:  # confluent-kafka raises the consumer's fatal errors
             raise self._fatal(error_of(problem)) from problem
         if self._callback_error is not None:
@@ -163,7 +172,7 @@ class KafkaStream:
             # Not from librdkafka's own callback in close(): there, committed() is never answered (2.16).
             hopeless = self._settling_problem is not None
             self._release(settler, leaving, HOPELESS_S if hopeless else self._config.release_timeout_s)
-        self._consumer = self._settler = self._lag = None
+        self._consumer = self._settler = self._lag = self._identity = None
         if topics is not None:
             topics.close()
         # While a commit is unanswered close() would wait for it for ever: dropping the consumer ends it within
@@ -176,7 +185,7 @@ class KafkaStream:
             raise StreamFatal("the Kafka stream is not open")
         return self._consumer, self._settler
 
-    def _deliveries(self, messages: Sequence[Message]) -> list[Delivery]:
+    def _deliveries(self, consumer: Consumer, messages: Sequence[Message]) -> list[Delivery]:
         deliveries = []
         for message in messages:
             error = message.error()
@@ -187,10 +196,14 @@ class KafkaStream:
             epoch = self._epochs.get(partition)
             if epoch is None:
                 continue
+            offset = offset_of(message)
+            gap = self._gaps.before(partition, offset, consumer)
+            if gap is not None:
+                epoch = self._after(gap, epoch)
             deliveries.append(
                 Delivery(
                     partition=partition,
-                    offset=offset_of(message),
+                    offset=offset,
                     epoch=epoch,
                     key=message.key(),
                     value=message.value(),
@@ -199,6 +212,32 @@ class KafkaStream:
                 )
             )
         return deliveries
+
+    def _after(self, gap: Gap, epoch: int) -> int:
+        """The epoch under which this partition is read from here on."""
+        if self._listener is not None:
+            self._listener.gap(gap)
+        if not gap.stepped_back:
+            return epoch
+        # What is in flight, and what is known to be settled, belongs to a log that is no more.
+        self._forget([gap.partition])
+        self._last_epoch += 1
+        self._epochs[gap.partition] = self._last_epoch
+        self._gaps.begin({gap.partition: gap.found + 1})
+        if self._listener is not None:
+            self._listener.lost([gap.partition])
+            self._listener.assigned({gap.partition: self._last_epoch})
+        self._apply_pauses()
+        return self._last_epoch
+
+    def _begin_anew(self, consumer: Consumer) -> None:
+        """Every partition, at the beginning of the topic that has taken the place of the other."""
+        for partition, epoch in list(self._epochs.items()):
+            expected = self._gaps.expected(partition)
+            if expected:
+                self._after(Gap(partition, expected, 0), epoch)
+                self._gaps.begin({partition: 0})
+            consumer.seek(TopicPartition(partition.topic, partition.number, OFFSET_BEGINNING))
 
     def _on_message_error(self, error: KafkaError) -> None:
         if error.fatal() or error.code() == KafkaError._FATAL:
@@ -264,6 +303,7 @@ class KafkaStream:
         for partition in partitions:
             self._epochs.pop(partition, None)
         self._starts.forget(partitions)
+        self._gaps.forget(partitions)
         if self._lag is not None:
             self._lag.forget(partitions)
         if self._settler is not None:
@@ -282,6 +322,8 @@ class KafkaStream:
             for at in assigned:
                 self._last_epoch += 1
                 epochs[Partition(at.topic, at.partition)] = self._last_epoch
+            self._gaps.forget(epochs)
+            self._gaps.begin(self._starts.begun())
             self._epochs.update(epochs)
             self._apply_pauses()
             if epochs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
@@ -29,6 +29,7 @@ class Starts:
         self._clock = clock
         self._log = log
         self._waiting: set[Partition] = set()
+        self._found: dict[Partition, int] = {}
         self._asked_at = 0.0
         self._why = ""
 
@@ -63,6 +64,11 @@ class Starts:
                 self._waiting.discard(Partition(start.topic, start.partition))
         return len(self._waiting) < len(waiting)
 
+    def begun(self) -> Mapping[Partition, int]:
+        """Committed offsets that were found since the last call; whoever is not among them has none."""
+        found, self._found = self._found, {}
+        return found
+
     def forget(self, partitions: Iterable[Partition]) -> None:
         self._waiting.difference_update(partitions)
 
@@ -81,6 +87,15 @@ class Starts:
             if each.error:
                 self._why = f"{each.topic} [{each.partition}]: {each.error.str()}"
                 return None
+        none = [each for each in found if each.offset < 0]
+        if none:
+            # A new group; or one whose offsets were deleted, or expired while nobody was in it.
+            self._log.log(
+                logging.WARNING,
+                "no committed offset, so these are read from the beginning: %s",
+                ", ".join(f"{each.topic} [{each.partition}]" for each in none),
+            )
+        self._found |= {Partition(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
         return [
             TopicPartition(each.topic, each.partition, each.offset if each.offset >= 0 else OFFSET_BEGINNING)
             for each in found

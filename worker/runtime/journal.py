@@ -12,7 +12,7 @@ from worker.core.rules import RuleSet
 from worker.core.steering import Checked
 from worker.core.ticket import Ticket
 from worker.errors import InvalidTicket, StreamRetriable
-from worker.ports import Delivery, Partition, RefusedOutput
+from worker.ports import Delivery, Gap, Partition, RefusedOutput
 from worker.runtime.sources import Sources
 from worker.runtime.watchdog import Standstill, What
 from worker.telemetry import (
@@ -28,6 +28,7 @@ from worker.telemetry import (
     ENGINE_REQUESTS,
     ENGINE_ROW_CHECKS,
     ENGINE_UP,
+    EXPIRED,
     HTTP_IN_FLIGHT,
     HTTP_REQUESTS,
     IN_FLIGHT,
@@ -35,6 +36,7 @@ from worker.telemetry import (
     INFO,
     LABEL_MASS,
     LAG,
+    LOG_STEPPED_BACK,
     MODE,
     OLDEST_AGE,
     PARTITIONS,
@@ -217,6 +219,17 @@ class Journal:
 
     def forgotten(self, partitions: Sequence[Partition]) -> None:
         self._log.info(Event.PARTITIONS_FORGOTTEN, **{Attribute.PARTITIONS: _numbers(partitions)})
+
+    def gap(self, gap: Gap) -> None:
+        place = f"{gap.partition.topic} [{gap.partition.number}]"
+        if gap.stepped_back:
+            self._metrics.add(LOG_STEPPED_BACK)
+            detail = f"{place}: offset {gap.found} comes again after {gap.expected - 1}; all from there on is decided"
+            self._log.error(Event.LOG_STEPPED_BACK, **{Attribute.DETAIL: detail})
+        else:
+            self._metrics.add(EXPIRED, by=gap.expired)
+            detail = f"{place}: offsets {gap.expected} to {gap.found - 1} were deleted before they were read"
+            self._log.error(Event.TICKETS_EXPIRED, **{Attribute.DETAIL: detail, Attribute.COUNT: gap.expired})
 
     def trouble(self, what: str | None) -> None:
         if what is None:

@@ -11,7 +11,7 @@ from worker.core.policy import escalate_unscored, reason
 from worker.core.rules import RuleSet
 from worker.core.ticket import Ticket, parse_ticket
 from worker.errors import InvalidTicket, StreamFatal, StreamRetriable, TooManyDeadLetters
-from worker.ports import Delivery, Output, Partition, Paused, RefusedOutput, Settled, Settlement, TicketStream
+from worker.ports import Delivery, Gap, Output, Partition, Paused, RefusedOutput, Settled, Settlement, TicketStream
 from worker.runtime.dead_letter_guard import DeadLetterGuard
 from worker.runtime.endpoints import EnginePool, degraded
 from worker.runtime.journal import Journal
@@ -323,7 +323,9 @@ class Worker:
                     f"topic '{self._rule_set.dead_letter_topic}' refuses even a pointer to the ticket at "
                     f"{where[0].topic}/{where[0].number}/{where[1]} ({group[0].code}); nothing was committed past it"
                 )
-            if any(output.topic == self._rule_set.dead_letter_topic for output in instead):
+            dead = self._rule_set.dead_letter_topic
+            already = any(refused.output.topic == dead for refused in group)  # then only a pointer takes its place
+            if not already and any(output.topic == dead for output in instead):
                 self._judged(group[0].delivery, "undeliverable")
             self._tracker.complete(group[0].delivery, instead)
 
@@ -351,6 +353,9 @@ class Worker:
         self._tracker.forget(partitions)
         self._mark_idleness()
         self._journal.forgotten(partitions)
+
+    def gap(self, gap: Gap) -> None:
+        self._journal.gap(gap)
 
     def observe(self, lags: Mapping[Partition, int | None], trouble: str | None) -> None:
         self._lags = lags

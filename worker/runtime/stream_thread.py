@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from worker.errors import StreamFatal, StreamRetriable
-from worker.ports import Delivery, Partition, Paused, Settled, Settlement, TicketStream
+from worker.ports import Delivery, Gap, Partition, Paused, Settled, Settlement, TicketStream
 
 T = TypeVar("T")
 
@@ -59,6 +59,8 @@ class LoopSide(Protocol):
 
     def forget(self, partitions: Sequence[Partition], committed: Mapping[Partition, int] | None = None) -> None:
         """`committed` is what was settled on the way out."""
+
+    def gap(self, gap: Gap) -> None: ...
 
     def observe(self, lags: Mapping[Partition, int | None], trouble: str | None) -> None: ...
 
@@ -183,6 +185,9 @@ class StreamThread:
 
     def lost(self, partitions: Sequence[Partition]) -> None:
         self._tell(self._side.forget, tuple(partitions))
+
+    def gap(self, gap: Gap) -> None:
+        self._tell(self._side.gap, gap)
 
     # Handing over
 

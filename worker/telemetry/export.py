@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+    from worker.telemetry.span_queue import SpanQueue
+
 SCOPE: Final = "ticket_router"
 FOLLOWED_PER_S: Final = 10.0
 EXPORT_TIMEOUT_S: Final = 2.0
@@ -95,12 +97,13 @@ def start_export(
         from worker.telemetry.spans import OpenTelemetrySpans
 
         sampling = Sampling.from_environment(environ)
-        provider, ending = spans = _spans(environ, resource, clock)
+        provider, ending, queue = _spans(environ, resource, clock)
+        spans = provider, ending
         followed = Followed(followed_per_s, clock)
         start = OpenTelemetrySpans(provider.get_tracer(SCOPE)).consume
         tracing = SampledTracing(start, sampling, chance, followed)
         metrics.watch(TRACES_REFUSED, lambda: followed.refused)
-        metrics.watch(SPANS_LOST, lambda: ending.lost)
+        metrics.watch(SPANS_LOST, lambda: ending.lost + queue.left_out)
     measured = _metrics(environ, metrics, resource) if _wanted(environ, "METRICS") else None
     return Export(tracing, spans, measured)
 
@@ -121,17 +124,21 @@ def _timeout_s(environ: Mapping[str, str], signal: str) -> float | None:
 
 def _spans(
     environ: Mapping[str, str], resource: Mapping[str, str], clock: Callable[[], float]
-) -> tuple[TracerProvider, _Ending]:
+) -> tuple[TracerProvider, _Ending, SpanQueue]:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+    from worker.telemetry.span_queue import MOST_WAITING, SpanQueue
 
     ending = _Ending(OTLPSpanExporter(timeout=_timeout_s(environ, "TRACES")), clock)
     provider = TracerProvider(ALWAYS_ON, Resource.create(dict(resource)), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(ending))  # type: ignore[arg-type] # by duck type: imported late
-    return provider, ending
+    said = environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "").strip()
+    most = int(said) if said.isascii() and said.isdigit() else MOST_WAITING  # garbage counts as unset, by the standard
+    queue = SpanQueue(ending, most)  # type: ignore[arg-type] # by duck type: imported late
+    provider.add_span_processor(queue)
+    return provider, ending, queue
 
 
 def _metrics(environ: Mapping[str, str], metrics: Metrics, resource: Mapping[str, str]) -> MeterProvider:

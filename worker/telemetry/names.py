@@ -24,6 +24,8 @@ class Event(StrEnum):
     DEAD_LETTERED = "ticket.dead_lettered"
     FAILED = "ticket.failed"
     OUTPUT_REFUSED = "output.refused"
+    TICKETS_EXPIRED = "tickets.expired"
+    LOG_STEPPED_BACK = "log.stepped_back"
     SETTLING_FAILED = "settling.failed"
     ENGINE_UP = "engine.up"
     ENGINE_DOWN = "engine.down"
@@ -147,6 +149,18 @@ STEERING: Final = Metric(
 )
 TICKET_FAILURES: Final = Metric(
     "ticket_router.ticket_failures", "counter", "{ticket}", "Tickets that met a bug of the worker", (Attribute.ERROR,)
+)
+EXPIRED: Final = Metric(
+    "ticket_router.expired_messages",
+    "counter",
+    "{message}",
+    "Messages of the input topic that were deleted before they were read",
+)
+LOG_STEPPED_BACK: Final = Metric(
+    "ticket_router.log_stepped_back",
+    "counter",
+    "{partition}",
+    "Times that an input partition's offsets came again: a topic made anew, or an end lost with a broker",
 )
 REFUSED_OUTPUTS: Final = Metric(
     "ticket_router.refused_outputs",
@@ -294,6 +308,8 @@ METRICS: Final = (
     DEAD_LETTERS,
     STEERING,
     TICKET_FAILURES,
+    EXPIRED,
+    LOG_STEPPED_BACK,
     REFUSED_OUTPUTS,
     CACHE_LOOKUPS,
     CACHE_WAITS,
