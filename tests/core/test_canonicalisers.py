@@ -30,18 +30,45 @@ OUTLOOK_KOREAN = "보낸 사람: 민원실\n보낸 날짜: 2026년 3월 2일 월
 @pytest.mark.parametrize(
     ("came", "scored"),
     [
-        (f"Not charged.\n\n{GMAIL}\n\n> You were charged.\n> Bye\n", "Not charged."),
-        (f"Not charged.\n\n{GMAIL[:45]}\n{GMAIL[45:]}\n\n> You were charged.\n", "Not charged."),
-        (f"Not charged.\n{GMAIL}\nYou were charged.", "Not charged."),
-        (f"{GMAIL}\n> You were charged.\n\nNot charged.\n> Twice.\nAnd not twice.", "Not charged. And not twice."),
-        (f"복구되었습니다.\n\n{GMAIL_KOREAN}\n\n> 단수입니다.", "복구되었습니다."),
-        (f"복구되었습니다.\n{GMAIL_KOREAN[:30]}\n{GMAIL_KOREAN[30:]}\n단수입니다.", "복구되었습니다."),
-        (f"Not charged.\n________________________________\n{OUTLOOK}\n\nYou were charged.", "Not charged."),
-        (f"복구되었습니다.\n{OUTLOOK_KOREAN}\n\n단수입니다.", "복구되었습니다."),
-        ("Not charged.\n-----Original Message-----\nYou were charged.", "Not charged."),
-        ("복구되었습니다.\n---------[ 받은 메일 내용 ]----------\n단수입니다.", "복구되었습니다."),
-        ("복구되었습니다.\n-----원본 메시지-----\n단수입니다.", "복구되었습니다."),
-        ("Not charged.\n##- Please type your reply above this line -##\nYou were charged.", "Not charged."),
+        (f"I was not charged at all.\n\n{GMAIL}\n\n> You were charged.\n> Bye\n", "I was not charged at all."),
+        (
+            f"I was not charged at all.\n\n{GMAIL[:45]}\n{GMAIL[45:]}\n\n> You were charged.\n",
+            "I was not charged at all.",
+        ),
+        (f"I was not charged at all.\n{GMAIL}\nYou were charged.", "I was not charged at all."),
+        (
+            f"{GMAIL}\n> You were charged.\n\nI was not charged at all.\n> Twice.\nAnd not twice.",
+            "I was not charged at all. And not twice.",
+        ),
+        (
+            f"아직 복구되지 않았으니 빨리 확인해 주세요.\n\n{GMAIL_KOREAN}\n\n> 단수입니다.",
+            "아직 복구되지 않았으니 빨리 확인해 주세요.",
+        ),
+        (
+            f"아직 복구되지 않았으니 빨리 확인해 주세요.\n{GMAIL_KOREAN[:30]}\n{GMAIL_KOREAN[30:]}\n단수입니다.",
+            "아직 복구되지 않았으니 빨리 확인해 주세요.",
+        ),
+        (
+            f"I was not charged at all.\n________________________________\n{OUTLOOK}\n\nYou were charged.",
+            "I was not charged at all.",
+        ),
+        (
+            f"아직 복구되지 않았으니 빨리 확인해 주세요.\n{OUTLOOK_KOREAN}\n\n단수입니다.",
+            "아직 복구되지 않았으니 빨리 확인해 주세요.",
+        ),
+        ("I was not charged at all.\n-----Original Message-----\nYou were charged.", "I was not charged at all."),
+        (
+            "아직 복구되지 않았으니 빨리 확인해 주세요.\n---------[ 받은 메일 내용 ]----------\n단수입니다.",
+            "아직 복구되지 않았으니 빨리 확인해 주세요.",
+        ),
+        (
+            "아직 복구되지 않았으니 빨리 확인해 주세요.\n-----원본 메시지-----\n단수입니다.",
+            "아직 복구되지 않았으니 빨리 확인해 주세요.",
+        ),
+        (
+            "I was not charged at all.\n##- Please type your reply above this line -##\nYou were charged.",
+            "I was not charged at all.",
+        ),
     ],
 )
 def test_quoted_replies_are_left_out(came: str, scored: str) -> None:
@@ -67,18 +94,31 @@ def test_what_is_no_quoted_reply_stays(text: str) -> None:
 @pytest.mark.parametrize(
     ("came", "scored"),
     [
-        ("Not charged.\n-- \nAnn Lee\nAcme", "Not charged."),
-        ("Not charged.\n--\nAnn Lee\nann@acme.example", "Not charged."),
-        ("복구되었나요?\n--\n홍길동\n02-123-4567", "복구되었나요?"),
-        ("Not charged.\n\nSent from my iPhone", "Not charged."),
-        ("Not charged.\nGet Outlook for iOS <https://aka.ms/o0ukef>\n", "Not charged."),
+        ("I was not charged at all.\n-- \nAnn Lee\nAcme", "I was not charged at all."),
+        ("I was not charged at all.\n--\nAnn Lee\nann@acme.example", "I was not charged at all."),
+        (
+            "언제쯤 복구되는지 확인해 주실 수 있나요?\n--\n홍길동\n02-123-4567",
+            "언제쯤 복구되는지 확인해 주실 수 있나요?",
+        ),
+        ("I was not charged at all.\n\nSent from my iPhone", "I was not charged at all."),
+        ("I was not charged at all.\nGet Outlook for iOS <https://aka.ms/o0ukef>\n", "I was not charged at all."),
         ("단수입니다.\n나의 iPhone에서 보냄", "단수입니다."),
         ("단수입니다.\n삼성 Galaxy 스마트폰에서 보냈습니다.", "단수입니다."),
-        ("Not charged.\n-- \nAnn\n\nSent from my Galaxy S24", "Not charged."),
+        ("I was not charged at all.\n-- \nAnn\n\nSent from my Galaxy S24", "I was not charged at all."),
     ],
 )
 def test_signatures_are_left_out(came: str, scored: str) -> None:
     assert scored_text(came, ("signatures",)) == scored
+
+
+@pytest.mark.parametrize("real", ["The leak is back.", "하수구가 넘쳐요"])
+def test_a_few_words_above_a_quotation_or_a_signature_take_nothing_with_them(real: str) -> None:
+    for text in (
+        f"See below.\n{GMAIL}\n{real}",
+        f"소파 버려주세요.\n-----원본 메시지-----\n{real}",
+        f"Sofa.\n-- \n{real}",
+    ):
+        assert scored_text(text, ("quoted_replies", "signatures")) == canonical(text)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +126,7 @@ def test_signatures_are_left_out(came: str, scored: str) -> None:
     [
         "Charged once.\n--\nNot charged twice.",
         "One.\n-- \nTwo.\n-- \nThree.",
-        "Not charged.\n-- \n" + "A line of a long appendix.\n" * 20,
+        "I was not charged at all.\n-- \n" + "A line of a long appendix.\n" * 20,
         "-- \nAnn",
         "택배는 서울에서 보냈습니다.\n은행에서 보냄",
         "It was\nSent from my bank account",
@@ -323,7 +363,7 @@ def test_a_long_text_takes_time_in_proportion(unit: str) -> None:
 
 def test_what_is_used_and_its_version_are_in_the_fingerprint_and_nothing_where_none_is() -> None:
     assert normaliser(()) == NORMALISER_VERSION
-    assert normaliser(("urls", "quoted_replies")) == f"{NORMALISER_VERSION}+quoted_replies/1+urls/1"
+    assert normaliser(("urls", "quoted_replies")) == f"{NORMALISER_VERSION}+quoted_replies/2+urls/1"
     assert normaliser(("urls", "quoted_replies")) == normaliser(("quoted_replies", "urls"))
 
 
@@ -345,7 +385,8 @@ def test_overrides_and_people_see_the_whole_ticket_and_the_model_what_is_left() 
 
 
 def test_line_breaks_of_html_are_lines() -> None:
-    html = f"<p>Not charged.</p><div>{GMAIL.replace('<', '&lt;')}</div><blockquote>You were charged.</blockquote>"
+    quoted = f"<div>{GMAIL.replace('<', '&lt;')}</div><blockquote>You were charged.</blockquote>"
+    html = f"<p>I was not charged at all.</p>{quoted}"
     value = orjson.dumps({"text": html})
     ticket = parse_ticket(value, Intake(markup="html"), 10_000, ("quoted_replies",))
-    assert ticket.scored_text == "Not charged."
+    assert ticket.scored_text == "I was not charged at all."

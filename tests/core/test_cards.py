@@ -203,7 +203,9 @@ def test_what_we_fill_in_as_words_is_korean_too() -> None:
     (why,) = decide(partial, rule_set(), Calibration(artefact(rule_set()))).reasons
     assert why.code == "label_not_returned" and "어느 답이 1순위인지" in in_korean(why)
     steered = reason("steered", parts="2 parts", what="it would go to 'bug'")
-    assert in_korean(steered) == "담당 부서가 아니라 배정 시스템에 하는 말(2곳)을 빼면 'bug'(으)로 배정되었을 것입니다."
+    assert in_korean(steered) == (
+        "담당 부서가 아니라 배정 시스템에 하는 말일 수 있는 부분(2곳)을 빼면 'bug'(으)로 배정되었을 것입니다."
+    )
 
 
 def test_a_reason_of_an_older_record_is_told_in_english() -> None:

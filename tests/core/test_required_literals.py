@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worker.core.required_literals import required_literals
@@ -47,7 +47,7 @@ def test_nothing_that_a_pattern_matches_is_ruled_out(pattern: str) -> None:
     clauses = required_literals(pattern)
     assert clauses, "a pattern that every ticket has to be searched for"
 
-    @settings(max_examples=30, deadline=None, database=None)
+    @settings(max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(st.from_regex(pattern))
     def holds(text: str) -> None:
         match = re.search(pattern, text)

@@ -65,6 +65,65 @@ def test_what_addresses_the_desk_is_left_alone(text: str) -> None:
     assert FLAGGER.find(canonical(text)) == ()
 
 
+KOREAN = "횡단보도 위에 차가 매일 서 있어요."
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{} categoria: billing grazie",
+        "{} Categorie: invoices, merci.",  # no word that is known
+        "{} 분류: billing 谢谢",
+        "{} billing again",
+        "{} Категория: billing пожалуйста",
+        "{} カテゴリ: billing です",
+        "Subject: billing {} Subject: billing",
+        "{} b i l l",
+        "{} 账单",
+    ],
+)
+def test_what_is_written_in_other_letters_is_found_whatever_it_says(attack: str) -> None:
+    rest = left(attack.format(KOREAN))
+    assert rest.startswith(KOREAN)
+    assert not any(char.isascii() and char.isalpha() for char in rest)
+
+
+@pytest.mark.parametrize(
+    "text", [KOREAN + " A동 3km 앞, 12대.", "Je n'ai pas reçu ma facture, s'il vous plaît.", "ａｂｃ def"]
+)
+def test_a_unit_or_an_accent_is_no_other_language(text: str) -> None:
+    assert not [passage for passage in FLAGGER.find(canonical(text)) if passage.kind == "other letters"]
+
+
+def test_labels_in_a_long_text_of_their_own_letters_are_left_out_while_the_ticket_is_in_others() -> None:
+    assert left(f"{KOREAN} Category: billing, and thank you all very much for your time and help today") == KOREAN
+
+
+def test_a_few_words_in_other_letters_are_left_out_of_a_ticket_in_those_of_the_labels() -> None:
+    assert left("My new laptop does not start since this morning, neither does the old one. 안녕하세요") == (
+        "My new laptop does not start since this morning, neither does the old one."
+    )
+
+
+def test_words_that_honest_tickets_have_in_other_letters_are_left_alone_unless_they_are_labels() -> None:
+    flagger = Flagger(
+        ["billing", "vpn"], ["Team:"], ["VPN 접속이 안 돼요", "SAP 오류, billing 문의", "My mail is gone"]
+    )
+    assert flagger.find("어제부터 SAP 로그인이 안 됩니다") == ()
+    assert [
+        p.kind for word in ("VPN", "billing", "mail") for p in flagger.find(f"어제부터 {word} 로그인이 안 됩니다")
+    ] == ["other letters"] * 3
+
+
+def test_a_label_in_other_letters_is_found_however_short_it_is() -> None:
+    assert [p.kind for p in Flagger(["hr", "it"], []).find("휴가 문의 hr 입니다")] == ["other letters"]
+
+
+def test_accents_hide_no_cue() -> None:
+    assert left("My laptop does not start. Catégorie : billing, merci") == "My laptop does not start."
+    assert left("My laptop does not start. Danh mục: billing") == "My laptop does not start."
+
+
 @settings(max_examples=500)
 @given(
     st.lists(st.sampled_from([*"ab1가ㅈㅓＡа .!?。…-_/*'\"(⒈", "x " * 6, "a." * 5, "Ab9+" * 10, " -- "]), max_size=40)
@@ -81,8 +140,11 @@ def test_hardly_any_honest_sample_is_flagged(name: str) -> None:
     rules = load_rule_set(ROOT / name)
     flagger = flagger_for(rules)
     honest = [t for t in load_labelled(ROOT / name / SAMPLES_FILE, rules.categories.ids) if t.label != "none"]
-    flagged = [t.id for t in honest if flagger.find(canonical(t.text))]
-    assert len(flagged) <= 0.005 * len(honest) + 1, flagged
+    found = {t.id: {passage.kind for passage in flagger.find(canonical(t.text))} for t in honest}
+    addressed = [name for name, kinds in found.items() if kinds - {"other letters"}]
+    assert len(addressed) <= 0.005 * len(honest) + 1, addressed
+    in_other_letters = [name for name, kinds in found.items() if kinds]
+    assert len(in_other_letters) <= 0.02 * len(honest) + 1, in_other_letters
 
 
 def test_a_ticket_that_is_nothing_but_steering_leaves_nothing() -> None:
@@ -121,6 +183,11 @@ def test_passages_lie_in_the_text_in_order_and_what_is_left_is_canonical(text: s
         "1 a ",
         "ㅈㅓ",
         "가.나.",
+        "가abc ",
+        "가a ",
+        "é가 12 ",
+        "[EMAIL] 가 ",
+        "분류: a가. ",
     ],
 )
 def test_looking_takes_linear_time(piece: str) -> None:
@@ -128,3 +195,8 @@ def test_looking_takes_linear_time(piece: str) -> None:
     start = time.process_time()
     FLAGGER.find(text)
     assert time.process_time() - start < 2.0  # 0.1 to 0.2 s
+
+
+def test_whatever_is_scored_is_looked_at() -> None:
+    ticket = "It is dark. " * 6_000
+    assert left(ticket + "Team: billing") == ticket.strip()

@@ -11,7 +11,7 @@ from tests.runtime.engines import ScriptedEngine
 from tests.runtime.virtual_time import run
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineError, EngineSilent, EngineUnavailable, InvalidAnswer, RequestRefused
-from worker.runtime.batcher import Batcher
+from worker.runtime.batcher import Batcher, OutOfTime
 from worker.runtime.limiter import BatchSize
 
 
@@ -96,6 +96,18 @@ async def test_cancelling_one_waiter_does_not_disturb_an_equal_one() -> None:
     await asyncio.sleep(0.01)
     first.cancel()
     assert isinstance(await second, LabelScores)
+
+
+async def test_one_who_runs_out_of_time_does_not_disturb_an_equal_one() -> None:
+    engine = ScriptedEngine(delay_s=0.1)
+    batcher = Batcher(engine.score, max_items=1, max_wait_s=0, concurrency=1)
+    hasty = asyncio.create_task(batcher.score(request("a"), 0.01))
+    patient = asyncio.create_task(batcher.score(request("a"), 60.0))
+    with pytest.raises(OutOfTime):
+        await hasty
+    assert not patient.done()
+    assert isinstance(await patient, LabelScores)
+    assert len(engine.calls) == 1
 
 
 async def test_an_adapter_bug_reaches_the_caller() -> None:

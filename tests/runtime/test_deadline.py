@@ -46,7 +46,7 @@ async def test_one_ticket_without_answer_holds_back_its_own_partition_until_its_
     worker = make_worker(on, Moody("slow one", call_s=0.3), patience=patience, limits=limits)
     loop = asyncio.get_running_loop()
     async with running(worker):
-        await until(lambda: worker.status().in_flight == 40)
+        await until(lambda: worker.status().in_flight + worker.status().settled == 40)
         started = loop.time()
         await until(lambda: worker.status().settled == 20)
         assert loop.time() - started < 1.4, "the other partition had to wait for the deadline"

@@ -76,6 +76,11 @@ async def test_connections_beyond_the_limit_are_ended_and_those_before_it_served
 SECRET = b"<script>hunter2</script>"
 
 
+def said_of_itself(answered: bytes) -> list[bytes]:
+    lines = answered.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    return [line[7:].strip() for line in lines if line.lower().startswith(b"server:")]
+
+
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -94,8 +99,18 @@ async def test_what_no_handler_sees_is_answered_in_one_sentence_that_quotes_noth
     async with listening() as port:
         answered = await answer_to(port, sent)
     assert answered.split(b" ", 2)[1] in (b"400", b"417")
+    assert said_of_itself(answered) == [b"ticket-router"]
     assert answered.endswith(b"\r\n\r\n" + said.encode())
     assert b"hunter2" not in answered and "hunter2" not in caplog.text
+
+
+async def test_what_a_handler_answers_does_not_say_what_serves_it_either() -> None:
+    async with listening() as port:
+        for path in (b"/livez", b"/nowhere"):
+            answered = await answer_to(
+                port, HEAD.replace(b"/livez", path).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            )
+            assert said_of_itself(answered) == [b"ticket-router"]
 
 
 async def test_the_health_port_is_as_discreet() -> None:
@@ -106,6 +121,7 @@ async def test_the_health_port_is_as_discreet() -> None:
     finally:
         await health.aclose()
     assert answered.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+    assert said_of_itself(answered) == [b"ticket-router"]
     assert answered.endswith(NO_HTTP.encode())
 
 

@@ -15,6 +15,7 @@ from tests.runtime.engines import ScriptedEngine
 from worker.adapters.memory import MemoryStream
 from worker.core.envelope import (
     ATTEMPT,
+    DEAD_LETTER_DETAIL,
     DEAD_LETTER_REASON,
     DECISION_HEADER,
     ORIGIN_OFFSET,
@@ -146,6 +147,23 @@ async def test_what_no_topic_takes_whole_becomes_a_pointer_to_its_origin() -> No
     assert headers[POINTER] == b"value"
     assert headers[ORIGIN_OFFSET] == b"0"
     assert all(len(ends(on)[i]) == 1 for i in ids)
+
+
+async def test_a_pointer_keeps_the_reason_of_the_dead_letter_whose_place_it_takes() -> None:
+    """Whoever asks for one reason finds all of them."""
+    on = broker(partitions=1, max_message_bytes=3_000)
+    on.produce(RULES.input_topic, b"k", b"no ticket" * 330)
+    on.produce(RULES.input_topic, b"k", orjson.dumps({"id": "big", "text": "label 1 " + "x" * 2_800}))
+    worker = make_worker(on, ScriptedEngine())
+    async with running(worker):
+        await until(lambda: worker.status().settled == 2)
+    told = {headers[ORIGIN_OFFSET]: headers for headers in (dict(r.headers) for r in on.records("desk.dead-letter"))}
+    assert {offset: headers[DEAD_LETTER_REASON] for offset, headers in told.items()} == {
+        b"0": b"invalid_json",
+        b"1": b"undeliverable",
+    }
+    assert all(POINTER in headers for headers in told.values())
+    assert (told[b"0"][DEAD_LETTER_DETAIL] or b"").startswith(b"MSG_SIZE_TOO_LARGE; ")
 
 
 async def test_where_not_even_a_pointer_is_taken_the_worker_ends_and_commits_nothing() -> None:

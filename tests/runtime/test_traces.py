@@ -12,6 +12,9 @@ from typing import Any
 
 import orjson
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from tests.runtime.desks import RULES, broker, make_worker, send, until
 from tests.runtime.engines import ScriptedEngine
@@ -31,11 +34,14 @@ SENT = "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SENT}-01".encode()
 
 
-def _export(url: str, ratio: float = 0.0, followed_per_s: float = 1e4, metrics: Metrics | None = None) -> Export:
+def _export(
+    url: str, ratio: float = 0.0, followed_per_s: float = 1e4, metrics: Metrics | None = None, **more: str
+) -> Export:
     environ = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": url,
         "OTEL_TRACES_SAMPLER_ARG": str(ratio),
         "OTEL_METRICS_EXPORTER": "none",
+        **more,
     }
     return start_export(
         environ,
@@ -271,6 +277,35 @@ async def test_a_collector_that_is_away_costs_spans_and_no_ticket(monkeypatch: p
     export.close(0.2)
     (lost,) = metrics.samples(SPANS_LOST)
     assert lost.value >= 200
+
+
+async def test_spans_that_the_queue_has_no_room_for_are_counted_as_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every span is either with the collector or counted, while it takes its time as well as when it does not."""
+    exported, goes_on = 0, threading.Event()
+
+    def slowly(_: OTLPSpanExporter, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        nonlocal exported
+        goes_on.wait(60)
+        exported += len(spans)
+        return SpanExportResult.SUCCESS
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", slowly)
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    metrics = Metrics()
+    export = _export("http://127.0.0.1:9", ratio=1.0, metrics=metrics, OTEL_BSP_MAX_QUEUE_SIZE="20")
+    for _ in range(300):
+        span = export.tracing.begin(())
+        assert span is not None
+        span.end()
+    (lost,) = metrics.samples(SPANS_LOST)
+    assert 300 - 30 <= lost.value <= 300 - 20
+    goes_on.set()
+    export.close(60)
+    (lost,) = metrics.samples(SPANS_LOST)
+    assert exported + lost.value == 300
+    assert "Queue full" not in caplog.text
 
 
 async def test_a_request_that_follows_a_traced_one_is_not_about_its_ticket(traced: Export) -> None:

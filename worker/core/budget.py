@@ -84,4 +84,4 @@ def _ends(text: str, keep: int) -> str:
 
 
 def _bytes(text: str) -> int:
-    return len(text.encode(errors="surrogatepass"))
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

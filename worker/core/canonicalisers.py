@@ -1,9 +1,9 @@
 """Canonicalisers: what a rule set may leave out of a ticket before it is scored and keyed, and where each part ends.
 
 Each leaves words alone: dates, numbers and addresses give way to `…`, personal ones to what they are
-(core.redaction), and whole lines go only where mail programs mark them as a quotation or a signature. What nothing
-would be left of stays as it is, but for what is personal. One pass over the text each, whatever the input: its author
-chooses it.
+(core.redaction), and whole lines go only where mail programs mark them as a quotation or a signature, below more than
+a few words. What nothing would be left of stays as it is, but for what is personal. One pass over the text each,
+whatever the input: its author chooses it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from worker.core.redaction import KINDS, Kind, redacted
 Canonicaliser = Literal["quoted_replies", "signatures", "urls", "timestamps", "ticket_numbers"] | Kind
 
 VERSIONS: Final[Mapping[Canonicaliser, int]] = {
-    "quoted_replies": 1,
-    "signatures": 1,
+    "quoted_replies": 2,
+    "signatures": 2,
     "email_addresses": 1,
     "resident_numbers": 1,
     "card_numbers": 1,
@@ -36,6 +36,8 @@ LONGEST_MARK: Final = 500
 """Characters of a line that may open a quotation."""
 SIGNATURE_LINES, SIGNATURE_CHARS = 12, 1_000
 HEADER_LINES: Final = 6
+LEAST_LEFT: Final = 20
+"""Characters. Less than a sentence above a quotation or a signature may be about what stands there."""
 
 
 def scored_text(text: str, canonicalisers: Collection[Canonicaliser]) -> str:
@@ -115,7 +117,7 @@ def _without_quoted_replies(text: str) -> str:
         marked = True
     while kept and not kept[-1].strip(" \t_"):  # Outlook's rule above the block
         kept.pop()
-    return _or_all(kept, text)
+    return "\n".join(kept) if _is_enough(kept) else text
 
 
 def _introduces(lines: Sequence[str], at: int) -> int:
@@ -164,8 +166,9 @@ def _without_signature(text: str) -> str:
         below = [line for line in lines[at + 1 :] if line.strip()]
         fits = len(below) <= SIGNATURE_LINES and sum(map(len, below)) <= SIGNATURE_CHARS
         if fits and (lines[at][2:3] in (" ", "\xa0") or any(map(_CONTACT.search, below))):
-            lines = _without_device(lines[:at])
-    return _or_all(lines, text)
+            above = _without_device(lines[:at])
+            lines = above if _is_enough(above) else lines
+    return "\n".join(lines) if any(map(_WORD.search, lines)) else text
 
 
 def _without_device(lines: list[str]) -> list[str]:
@@ -178,8 +181,8 @@ def _without_device(lines: list[str]) -> list[str]:
     return lines[:end]
 
 
-def _or_all(kept: Sequence[str], text: str) -> str:
-    return "\n".join(kept) if any(map(_WORD.search, kept)) else text
+def _is_enough(lines: Sequence[str]) -> bool:
+    return len("\n".join(lines).strip()) >= LEAST_LEFT and any(map(_WORD.search, lines))
 
 
 # The patterns below read canonical text: single spaces, composed characters. Every repetition is bounded but the one of

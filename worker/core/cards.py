@@ -7,7 +7,7 @@ model must not have seen what it says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
@@ -19,6 +19,7 @@ from worker.core.certificates import ScoreForm
 from worker.core.envelope import Envelope, Nearest, Origin, Ranked, Reason
 from worker.core.korean import in_korean, nearest_in_korean
 from worker.core.modes import Mode
+from worker.core.per_ticket import per_ticket
 from worker.core.policy import TOP, reason
 from worker.core.rules import RuleSet
 
@@ -30,7 +31,7 @@ SUGGESTIVE = frozenset({
 """Reasons that tell what the ticket was taken for, or how surely; in shadow nobody is told."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Told:
     """The same in two languages."""
 
@@ -38,7 +39,7 @@ class Told:
     ko: str
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Suggestion:
     """One of the likeliest categories."""
 
@@ -51,7 +52,7 @@ class Suggestion:
     """Calibrated; None without a calibration in force."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Why:
     """One reason of the decision."""
 
@@ -59,7 +60,7 @@ class Why:
     text: Told
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class WhatWouldHave:
     """What would have routed the ticket: the first gate that stayed closed, and the certified threshold."""
 
@@ -82,7 +83,7 @@ class WhatWouldHave:
     text: Told
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Known:
     """A ticket with the same text."""
 
@@ -91,7 +92,7 @@ class Known:
     decided_at: str
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Duplicates:
     """Tickets of the same tenant with the same text as it is scored, that this worker decided before."""
 
@@ -102,7 +103,7 @@ class Duplicates:
     """One worker's memory, which is bounded and begins anew with it: others' tickets are not known."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class AnswerStub:
     """What of an answer event is known beforehand: copy it, and add `answered_at` and what was found."""
 
@@ -112,7 +113,7 @@ class AnswerStub:
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class HowToAnswer:
     """The event by which the person's answer comes back."""
 
@@ -124,7 +125,7 @@ class HowToAnswer:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Card:
     """One ticket that waits for a person."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import orjson
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from worker.core.certificates import ScoreForm
 from worker.core.digest import FINGERPRINT_HEX, fingerprint, framed
 from worker.core.modes import Mode
+from worker.core.per_ticket import per_ticket
 
 ENVELOPE_SCHEMA: Literal["ticket-router/decision/1"] = "ticket-router/decision/1"
 
@@ -48,7 +49,7 @@ DEAD_LETTER_REASONS: dict[str, str] = {
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Origin:
     """Where a ticket came in; its identity."""
 
@@ -57,7 +58,7 @@ class Origin:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Ranked:
     """One of the most probable categories."""
 
@@ -65,7 +66,7 @@ class Ranked:
     probability: float
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Reason:
     """Why a decision is what it is: a code of `core.policy.REASONS` and a sentence for people."""
 
@@ -75,7 +76,7 @@ class Reason:
     """What the sentence was filled in with, by name, so that it can be said in another language."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Allowance:
     """The certificate that a score was compared with."""
 
@@ -87,7 +88,7 @@ class Allowance:
     procedure: Literal["rank", "frozen", "misroutes_per_ticket"]
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Nearest:
     """How near a scored ticket came to being routed to `category`, under a calibration in force."""
 
@@ -105,7 +106,7 @@ class Nearest:
     """None: none is in force for the category, so no score would have routed the ticket."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Would:
     """What auto would have done with a ticket that the mode held back: route it."""
 
@@ -118,7 +119,7 @@ class Would:
     """None where a rule said so."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Answer:
     """What one further question gave. It is recorded whether or not there is a calibration to go by."""
 
@@ -144,7 +145,7 @@ class Answer:
     cached: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Timings:
     """Milliseconds. `score_ms` includes waiting for the batch; None where nothing was scored."""
 
@@ -152,7 +153,7 @@ class Timings:
     score_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Envelope:
     """One decision, as published. Probabilities are calibrated; label scores are natural log-probabilities."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from worker.core.calibration import NORMALISED, SCORE_FLOOR, Calibrator
 from worker.core.certificates import ScoreForm
+from worker.core.per_ticket import per_ticket
 from worker.core.scores import LabelScores
 
 SLACK = 1e-9
@@ -22,7 +23,7 @@ EXP_LIMIT = 700.0
 """math.exp overflows a little above."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Range:
     """Every value that is possible lies in [low, high]."""
 

@@ -16,6 +16,7 @@ from worker.core.categories import NONE_ID
 from worker.core.certificates import Certificate
 from worker.core.envelope import Allowance, Answer, Nearest, Ranked, Reason
 from worker.core.partial_scores import Range, settle
+from worker.core.per_ticket import per_ticket
 from worker.core.rules import RuleSet
 from worker.core.score_form import max_probability, raw_margin
 from worker.core.scores import LabelScores
@@ -48,7 +49,7 @@ REASONS: Mapping[str, str] = {
     "labels_untrusted": "The engine failed the start-up check: {detail}.",
     "too_long": "The ticket is too long: {detail}.",
     "truncated": "Only the head and the tail of the ticket were read: more than {tokens} tokens are too much.",
-    "steered": "Without {parts} that speak to the router rather than the desk, {what}.",
+    "steered": "Without {parts} that may speak to the router rather than the desk, {what}.",
     "other_order": "Asked with the categories in another order, the model names '{category}'.",
     "over_quota": "The ticket's tenant sent more than {characters} characters within a minute.",
     "engine_unavailable": "The engine could not be reached: {detail}.",
@@ -94,7 +95,7 @@ def calibration_in_force(artefact: Artefact | None, now: Fingerprints) -> Calibr
     return Calibration(artefact)
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Decision:
     """What becomes of a ticket, and why."""
 
@@ -287,9 +288,17 @@ def _allowance(certificate: Certificate) -> Allowance:
 
 def can_route(category: str, rule_set: RuleSet, calibration: Calibration | NoCalibration) -> bool:
     """Whether any score at all would route a ticket to this category."""
-    if isinstance(calibration, NoCalibration) or category == NONE_ID:
-        return False
-    return not isinstance(_certificate_in_force(category, rule_set, calibration.artefact), Reason)
+    return why_never(category, rule_set, calibration) is None
+
+
+def why_never(category: str, rule_set: RuleSet, calibration: Calibration | NoCalibration) -> Reason | None:
+    """Why no score at all would route a ticket to this category; None where one would."""
+    if isinstance(calibration, NoCalibration):
+        return calibration.reason
+    if category == NONE_ID:
+        return reason("none_of_the_above")
+    certificate = _certificate_in_force(category, rule_set, calibration.artefact)
+    return certificate if isinstance(certificate, Reason) else None
 
 
 def _certificate_in_force(category: str, rule_set: RuleSet, artefact: Artefact) -> Certificate | Reason:

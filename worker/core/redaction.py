@@ -25,6 +25,8 @@ _PLACEHOLDERS: Final[Mapping[str, tuple[str, str]]] = {
     "phone": ("[전화번호]", "[PHONE]"),
 }
 
+PLACEHOLDERS: Final = tuple(text for both in _PLACEHOLDERS.values() for text in both)
+
 Found = tuple[int, int, str]
 """From, to, and which placeholder."""
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from worker.core.calibration import Calibrator
 from worker.core.certificates import ScoreForm
+from worker.core.per_ticket import per_ticket
 
 FIT_SHARE = 0.35
 SPLIT_FROM = 400
 """Labelled tickets from which the split form is taken without asking whether the calibrator repairs accuracy."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class RoutedLabel:
     """Index of the label that would be routed, and its score."""
 
@@ -33,7 +33,7 @@ def raw_margin(logprobs: Sequence[float]) -> RoutedLabel:
     NaN.
     """
     index = _argmax(logprobs)
-    margin = logprobs[index] - max((z for i, z in enumerate(logprobs) if i != index), default=-math.inf)
+    margin = logprobs[index] - max([*logprobs[:index], *logprobs[index + 1 :]], default=-math.inf)
     if math.isnan(margin):
         raise ValueError("a label score is not a number")
     return RoutedLabel(index, margin)
@@ -75,4 +75,4 @@ def fit_part(ticket_ids: Iterable[str], fit_share: float = FIT_SHARE) -> list[bo
 
 
 def _argmax(values: Sequence[float]) -> int:
-    return max(range(len(values)), key=values.__getitem__)
+    return values.index(max(values))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.core.per_ticket import per_ticket
 from worker.errors import RequestRefused
 
 MASS_TOLERANCE = 1e-3
@@ -15,7 +16,7 @@ Piece = str | tuple[int, ...]
 """A part of a prompt: text, which the engine tokenizes, or token ids, which it takes as they are."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class ScoreRequest:
     """One question about one ticket: the labels' probabilities as the token after `prefix + item`.
 

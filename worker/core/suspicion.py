@@ -1,4 +1,5 @@
-"""Suspicion: which parts of a ticket address the router rather than the desk, in English and Korean.
+"""Suspicion: which parts of a ticket address the router rather than the desk, in English and Korean, or may do so
+because they are written in other letters than the rest.
 
 Nothing is forbidden by it: what it finds is left out when the ticket is asked about once more, and the ticket routes
 only where it does so without. So a part too many costs a request, or a person's look, and never a misroute; one that it
@@ -9,18 +10,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from worker.core.normalise import canonical
+from worker.core.redaction import PLACEHOLDERS
 from worker.core.required_literals import Clause, required_literals
+from worker.core.scripts import foreign, is_one_script, script_of
 
+_WORD = re.compile(r"[^\W\d_]+")
 _ENDS = re.compile(r"[.!?。！？…](?=[\s\"'”’)\]]|$)|\s[-=*#_/~]{2,}\s")
 """Where a sentence ends: canonical text has no lines."""
 _LONG = 400
 """Characters. What is possible somewhere in a longer text is possible in hardly any of its sentences."""
-_MOST_SCANNED = 64_000
-"""Characters. Longer texts were cut before (core.budget); this one only bounds whoever asks without."""
 
 _CUES = (
     r"category|categories|answer|label|labels|team|class|classification|classified as|department|dept"
@@ -29,7 +31,11 @@ _CUES = (
     r"|next word|default"
     r"|정답|해답|대답|답변|답|분류|분류 결과|분류 목록|분류표|분류 체계|분류 코드|카테고리|카테고리 목록"
     r"|범주|라벨|유형|유형 목록|항목|결과|결과값"
-    r"|출력|선택지|보기|옵션|담당|담당 부서|담당 부서표|부서|다음 단어|최종 답변|기본값|규칙"
+    r"|출력|선택지|보기|옵션|담당|담당 부서|담당 부서표|부서|다음 단어|최종 답변|기본값|규칙|구분|종류"
+    # As folded: without accents. For tickets in the labels' own letters; in others any word of theirs is found.
+    r"|categoria|categorie|kategorie|kategoria|kategori|danh muc|etiqueta|etiquette|etichetta|reponse|respuesta"
+    r"|resposta|risposta|antwort|clasificacion|classificacao|classificazione|klassifizierung|категория|метка|ответ"
+    r"|分类|分類|类别|類別|标签|答案|カテゴリー?|ラベル|答え"
 )
 _IS = r"[\"'”’)\]]{0,2}\s*(?:[:=>→⇒\-–—]+|\bis\b|\bare\b|[은는이가]\s|[은는이가]?\s*[:=])\s*"
 _OPEN = r"[\s\"'“”‘’(\[{<|:=>]*"
@@ -102,10 +108,23 @@ class Passage:
 
 
 class Flagger:
-    """Knows the words of one rule set: `labels` and names by which it answers, `cues` that stand in its prompt."""
+    """Knows the words of one rule set: `labels` and names by which it answers, `cues` that stand in its prompt.
 
-    def __init__(self, labels: Iterable[str], cues: Iterable[str]) -> None:
+    What is written in other letters in the `examples` of its tickets says nothing where it stands in one, but for
+    labels.
+    """
+
+    def __init__(self, labels: Iterable[str], cues: Iterable[str], examples: Iterable[str] = ()) -> None:
         words = sorted({_folded(word)[0] for word in labels if len(word) > 1}, key=len, reverse=True)
+        self._script = script_of(words)
+        self._labels = {part for word in words for part in _WORD.findall(word)}
+        self._usual: set[str] = set()
+        self._usual = {
+            word
+            for example in map(canonical, examples)
+            for part in self._foreign(_folded(example)[0])
+            for word in _WORD.findall(_folded(example)[0][slice(*part)])
+        } - self._labels
         known = "|".join(rf"\b{re.escape(word)}" for word in words) or r"(?!)"
         own = sorted({_folded(cue)[0].rstrip(" :").strip() for cue in cues} - {""}, key=len, reverse=True)
         cue = "|".join([*map(re.escape, own), _CUES])
@@ -140,17 +159,19 @@ class Flagger:
 
     def find(self, text: str) -> tuple[Passage, ...]:
         """In canonical text: what addresses the router, from left to right, none within another."""
-        folded, places = _folded(text[:_MOST_SCANNED])
-        possible = self._possible(folded, places is None)
-        # As most tickets: no sentence is disguised where the whole is not, since each begins behind what is no word.
-        if not possible and not _is_disguised(text[:_MOST_SCANNED]):
+        folded, places = _folded(text)
+        ascii_only = text.isascii()
+        possible = self._possible(folded, ascii_only)
+        # No sentence is disguised where the whole is not, since each begins behind what is no word.
+        disguised = _is_disguised(text)
+        if not possible and not disguised and (ascii_only or is_one_script(folded)):  # as most tickets
             return ()
         found: list[Passage] = []
-        for start, end in _sentences(folded):
+        for start, end in _sentences(folded) if possible or disguised else ():
             sentence = folded[start:end]
-            here = self._possible(sentence, places is None) if len(folded) > _LONG else possible
+            here = self._possible(sentence, ascii_only) if len(folded) > _LONG else possible
             kind = next((each.kind for each in self._whole if each in here and each.pattern.search(sentence)), None)
-            if kind is None and _is_disguised(_original(text, places, start, end)):
+            if kind is None and disguised and _is_disguised(_original(text, places, start, end)):
                 kind = "disguise"
             if kind is not None:
                 found.append(Passage(start, end, kind))
@@ -163,9 +184,19 @@ class Flagger:
             if first is not None:
                 opened = len(sentence[: first[0]].rstrip(" \"'“‘([{<"))
                 found.append(Passage(start + opened, end, first[1]))
-        if places is None:
-            return tuple(found)
-        return tuple(Passage(places[p.start], places[p.end], p.kind) for p in found)
+        if not ascii_only:
+            rest = _blanked(folded, ((passage.start, passage.end) for passage in found))
+            found += [Passage(start, end, "other letters") for start, end in self._foreign(rest)]
+        if places is not None:
+            found = [Passage(places[p.start], places[p.end - 1] + 1, p.kind) for p in found]
+        return _apart(found)
+
+    def _foreign(self, folded: str) -> Iterator[tuple[int, int]]:
+        said = _blanked(folded, (match.span() for match in _REDACTED.finditer(folded))) if "[" in folded else folded
+        return foreign(said, self._script, self._counts)
+
+    def _counts(self, word: str) -> bool | None:
+        return True if word in self._labels else False if word in self._usual else None
 
     def _possible(self, text: str, ascii_only: bool) -> frozenset[_Pattern]:
         """All that may match anywhere in it, and perhaps more."""
@@ -175,6 +206,8 @@ class Flagger:
                 if literal in text:
                     behind += patterns
                     break
+        if not behind:
+            return frozenset()
         seen: dict[int, bool] = {}
         return frozenset([each for each in behind if each.may_match(text, ascii_only, seen)])
 
@@ -229,6 +262,26 @@ def _shortest(clause: Clause) -> Clause:
     return tuple(one for one in clause if not any(other in one for other in clause if other != one))
 
 
+def _blanked(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """Of the same length. The spans are in order."""
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [text[at:start], " " * (end - start)]
+        at = end
+    return "".join((*parts, text[at:]))
+
+
+def _apart(passages: list[Passage]) -> tuple[Passage, ...]:
+    """The same parts, those that overlap as one."""
+    apart: list[Passage] = []
+    for passage in sorted(passages, key=lambda each: (each.start, each.end)):
+        if apart and passage.start < apart[-1].end:
+            apart[-1] = Passage(apart[-1].start, max(apart[-1].end, passage.end), apart[-1].kind)
+        else:
+            apart.append(passage)
+    return tuple(apart)
+
+
 def without(text: str, passages: Iterable[Passage]) -> str:
     """Canonical text that is left; empty where nothing is."""
     kept, at = [], 0
@@ -265,7 +318,7 @@ _ENCODED = re.compile("[A-Za-z0-9+/]{40}")
 
 def _is_disguised(text: str) -> bool:
     """Words are counted before what needs so many of one kind is looked for: that costs a tenth."""
-    lengths = [len(word) for word in text.split()]
+    lengths = list(map(len, text.split()))
     if (max(lengths, default=0) >= 40 and _ENCODED.search(text)) or (
         (lengths.count(1) >= 5 or sum(map(text.count, ".-_*·/")) >= 5) and _SPACED_OUT.search(text)
     ):
@@ -273,14 +326,29 @@ def _is_disguised(text: str) -> bool:
     return not text.isascii() and _FOREIGN_DISGUISE.search(text) is not None
 
 
+_REDACTED = re.compile("|".join(rf"\[ ?{re.escape(text[1:].lower())}" for text in PLACEHOLDERS))
+"""Canonical text may have a space behind what opens it."""
+_FOLDED = re.compile("[\x00-\x7f가-힣]*")
+"""Nothing but its capitals is left to fold."""
+_ACCENTS = range(0x300, 0x370)
+
+
 def _folded(text: str) -> tuple[str, list[int] | None]:
-    """Small letters without disguise, and for each the place where it came from; None where places are the same."""
-    if text.isascii():
+    """Small letters without disguise and accents, and for each the place where it came from; None where places are the
+    same.
+    """
+    if text.isascii() or _FOLDED.fullmatch(text):
         return text.lower(), None
     chars: list[str] = []
     places: list[int] = []
     for place, char in enumerate(text):
-        for one in unicodedata.normalize("NFKC", char).casefold():
-            chars.append(one)
+        if char < "\x80" or "가" <= char <= "힣":
+            chars.append(char.lower())
             places.append(place)
+            continue
+        for one in unicodedata.normalize("NFKC", char).casefold():
+            for part in unicodedata.normalize("NFD", one) if one < "\u2000" else one:
+                if ord(part) not in _ACCENTS:
+                    chars.append(part)
+                    places.append(place)
     return "".join(chars), [*places, len(text)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from worker.core.canonicalisers import Canonicaliser, scored_text
 from worker.core.categories import Strict
 from worker.core.markup import visible_text
 from worker.core.normalise import canonical
+from worker.core.per_ticket import per_ticket
 from worker.errors import InvalidTicket
 
 MAX_ID_CHARS = 256
@@ -59,8 +60,25 @@ class Intake(Strict):
     def pointers(self) -> Mapping[str, JsonPointer]:
         return {name: JsonPointer(getattr(self, name)) for name in type(self).model_fields if name != "markup"}
 
+    def parts(self, document: Mapping[str, object]) -> dict[str, object]:
+        """What each pointer points at, None where there is nothing."""
+        get = document.get
+        found = {name: get(key) for name, key in self._keys.items()}
+        for name, pointer in self._deeper.items():
+            found[name] = value_at(document, pointer)
+        return found
 
-@dataclass(frozen=True, slots=True)
+    @cached_property
+    def _keys(self) -> Mapping[str, str]:
+        """The pointers that name a key of the outermost object, as nearly all do."""
+        return {name: pointer.parts[0] for name, pointer in self.pointers.items() if len(pointer.parts) == 1}
+
+    @cached_property
+    def _deeper(self) -> Mapping[str, JsonPointer]:
+        return {name: pointer for name, pointer in self.pointers.items() if name not in self._keys}
+
+
+@per_ticket
 class Ticket:
     """One ticket. `text` is canonical: what is scored is what is keyed; the original travels on as bytes."""
 
@@ -85,7 +103,7 @@ def parse_ticket(
 ) -> Ticket:
     """The ticket in these bytes. Raises InvalidTicket, whose code says what is wrong with them."""
     document = decode_object(value, max_bytes)
-    found = {name: value_at(document, pointer) for name, pointer in intake.pointers.items()}
+    found = intake.parts(document)
     text = found["text"] if found["text"] is not None else _subject_and_body(found)
     if not isinstance(text, str):
         raise InvalidTicket("wrong_type", f"text is a {_kind(text)}, not a string")

@@ -10,6 +10,7 @@ from typing import Literal
 from worker.core.budget import Fitted
 from worker.core.cache_key import cacheable
 from worker.core.envelope import Reason
+from worker.core.per_ticket import per_ticket
 from worker.core.policy import reason
 from worker.core.primitives import Plan, Primitive
 from worker.core.scores import LabelScores, ScoreRequest
@@ -21,7 +22,7 @@ from worker.errors import (
     RequestRefused,
     TooLong,
 )
-from worker.runtime.batcher import Batcher
+from worker.runtime.batcher import Batcher, OutOfTime
 from worker.runtime.cache_batch import CacheBatch
 from worker.runtime.endpoints import EnginePool
 from worker.runtime.limiter import RetryBudget
@@ -43,7 +44,7 @@ class Patience:
     """Only with `escalate`: how long a ticket waits for an engine that is down."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Outcome:
     """Scores, or why there are none; `asked` where the engine was."""
 
@@ -91,10 +92,10 @@ class Asker:
         self._sleep = sleep
         self._jitter = jitter
 
-    async def scores(self, primitive: Primitive, key: str, text: str, *, flagged: bool) -> Outcome:
+    async def scores(self, primitive: Primitive, key: str, text: str, is_flagged: Callable[[], bool]) -> Outcome:
         """From the cache, or from the engine by the primitive's plan; then `cacheable` says whether they are kept.
 
-        `flagged`: something in the text addresses the router."""
+        `is_flagged`: whether something in the text addresses the router; asked where scores are new."""
         kept = False
         with step(SpanName.CACHE) as looking:
             scores = await self._cache.get(key)
@@ -104,7 +105,7 @@ class Asker:
         try:
             with step(SpanName.SCORE):
                 scores = await self._follow(primitive.plan(text))
-            if cacheable(scores, flagged=flagged):
+            if cacheable(scores, flagged=is_flagged()):
                 self._cache.put(key, scores)
                 kept = True
             return Outcome(scores)
@@ -170,13 +171,10 @@ class Asker:
             await self._until_engine_is_up()
             started, outages = self._clock(), self._pool.outages
             try:
-                async with asyncio.timeout(left.seconds) as deadline:
-                    scores = await self._batcher.score(request)
+                scores = await self._batcher.score(request, left.seconds)
                 left.seconds -= self._clock() - started
                 return scores
-            except TimeoutError as error:
-                if not deadline.expired():
-                    raise
+            except OutOfTime as error:
                 # An engine that hangs is down, and where few calls wait for it only a probe finds that out by now. A
                 # ticket that finds it hanging a second time may be the reason itself.
                 hung += 1

@@ -24,6 +24,11 @@ class Waits:
     stopped_s: float = 30.0
 
 
+_Looking = list[asyncio.Future[LabelScores | None]]
+"""Who waits for one key. Each has a future of its own, so that whoever is cancelled disturbs nobody: a shield around a
+future that they share costs three times as much."""
+
+
 class CacheBatch:
     """Look-ups made in one turn of the event loop share a round trip; writes are made behind the ticket's back.
 
@@ -45,7 +50,7 @@ class CacheBatch:
         self._max_writes = max_writes
         self._waits = waits or Waits()
         self._sleep = sleep
-        self._looked_for: dict[str, asyncio.Future[LabelScores | None]] = {}
+        self._looked_for: dict[str, _Looking] = {}
         self._queue: list[str] = []
         """Of these keys, those that the next look-up takes along."""
         self._waiting: dict[str, float] = {}
@@ -65,13 +70,16 @@ class CacheBatch:
         written = self._writes.get(key)
         if written is not None:
             return written
-        future = self._looked_for.get(key)
-        if future is None:
+        loop = asyncio.get_running_loop()
+        looking = self._looked_for.get(key)
+        if looking is None:
             if not self._queue:
-                asyncio.get_running_loop().call_soon(self._start, self._read)
-            future = self._looked_for[key] = asyncio.get_running_loop().create_future()
+                loop.call_soon(self._start, self._read)
+            looking = self._looked_for[key] = []
             self._queue.append(key)
-        return await asyncio.shield(future)
+        future: asyncio.Future[LabelScores | None] = loop.create_future()
+        looking.append(future)
+        return await future
 
     def put(self, key: str, scores: LabelScores) -> None:
         """Best effort, not waited for."""
@@ -102,29 +110,29 @@ class CacheBatch:
 
     def _settle(self, key: str, scores: LabelScores | None) -> None:
         self._waiting.pop(key, None)
-        future = self._looked_for.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(scores)
+        for future in self._looked_for.pop(key, ()):
+            if not future.done():
+                future.set_result(scores)
 
     async def _read(self) -> None:
         keys, self._queue = self._queue, []
-        futures = [self._looked_for.get(key) for key in keys]
+        asked = [self._looked_for.get(key) for key in keys]
         try:
             if self._shared is None:
                 answers: Sequence[LabelScores | Lease | None] = await self._cache.get_many(keys)
             else:
                 answers = await self._shared.get_or_lease(keys, self._waits.lease_s)
-            for key, future, answer in zip(keys, futures, answers, strict=True):
-                if future is None or future.done():
+            for key, looking, answer in zip(keys, asked, answers, strict=True):
+                if looking is None or self._looked_for.get(key) is not looking:
                     continue  # put meanwhile
                 if answer is Lease.THEIRS and self._may_wait():
                     self._wait(key)
                 else:
                     self._settle(key, answer if isinstance(answer, LabelScores) else None)
         finally:
-            for key, future in zip(keys, futures, strict=True):
+            for key, looking in zip(keys, asked, strict=True):
                 # Whatever went wrong in there, a ticket never waits for its cache.
-                if future is not None and not future.done() and key not in self._waiting:
+                if looking is not None and self._looked_for.get(key) is looking and key not in self._waiting:
                     self._settle(key, None)
 
     # -- waiting for another worker --------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ from worker.errors import EngineError, InvalidQuestions, InvalidTicket, LabelErr
 from worker.ports import Delivery, Partition
 from worker.runtime.endpoints import EnginePool, degraded
 from worker.runtime.http import said_ready
-from worker.runtime.http_edge import OWN_NAME, HttpEdge, Refusal, ServeLimits
+from worker.runtime.http_edge import OWN_NAME, RETRY_S, HttpEdge, Refusal, ServeLimits
 from worker.runtime.journal import Journal
 from worker.runtime.listener import Listener
 from worker.runtime.outputs import Outputs
 from worker.runtime.router import Routed, Router
-from worker.runtime.typed_questions import Prepared, TypedQuestions
+from worker.runtime.typed_questions import Crowded, Prepared, TypedQuestions
 
 RETRY_DOWN_S = 2
 LATER = frozenset({"engine_unavailable", "engine_timeout"})
@@ -179,13 +179,17 @@ class DecideServer:
             raise Refusal.of(error.problems) from error
         if asked.model not in (ALIAS, OWN_NAME, self._model):
             raise Refusal(400, "api_usage_error", f"unknown model: send '{ALIAS}', or a name of GET /v1/models")
-        asking = [asyncio.create_task(self._ask(asked, name)) for name in asked.questions]
+        request = object()  # equal requests are two
+        asking = [asyncio.create_task(self._ask(asked, name, request)) for name in asked.questions]
         counting = asyncio.create_task(self._typed.tokens_of(asked.text))
         try:
             found = await asyncio.gather(*asking)
             text_tokens = await counting
         except EngineError as error:
             raise _unavailable(str(error)) from error
+        except Crowded as error:
+            self._edge.turned_away += 1
+            raise Refusal(503, "busy", f"{error}: ask again", retry_after_s=RETRY_S) from error
         finally:
             for task in (*asking, counting):
                 task.cancel()
@@ -196,12 +200,12 @@ class DecideServer:
         tokens = sum(prepared.tokens + text_tokens for _, prepared in found)
         return response(self._model, answers, tokens)
 
-    async def _ask(self, asked: SystemOneRequest, name: str) -> tuple[Distribution, Prepared]:
-        """Raises Refusal, EngineError."""
+    async def _ask(self, asked: SystemOneRequest, name: str, request: object) -> tuple[Distribution, Prepared]:
+        """Raises Refusal, EngineError, Crowded."""
         question = asked.questions[name]
         place = ("body", "questions", name)
         try:
-            prepared = await self._typed.prepared(question)
+            prepared = await self._typed.prepared(question, request)
         except LabelError as error:
             message = f"{error}: ask with fewer options"
             raise Refusal.of([Problem((*place, "criteria"), message, "too_long")]) from error

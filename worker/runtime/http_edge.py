@@ -97,7 +97,6 @@ class HttpEdge:
         except Exception as error:  # noqa: BLE001 - a bug costs this request its answer, and says nothing of it
             self._journal.request_failed(error)
             answered = Refusal(500, "internal_error", "the server failed on this request; its log says where").response
-        answered.headers["Server"] = OWN_NAME
         resource = request.match_info.route.resource
         self._journal.answered(resource.canonical if resource is not None else "other", answered.status)
         return answered

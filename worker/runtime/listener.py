@@ -17,6 +17,8 @@ from aiohttp import web
 from worker.errors import ConfigError
 
 KEEPALIVE_S = 30.0
+SERVER = "ticket-router"
+"""What answers call the server: aiohttp's own word would tell strangers the versions of Python and aiohttp."""
 NO_HTTP = "this is not HTTP/1.1 as this server reads it: mend the request line or the headers\n"
 NO_SUCH_EXPECTATION = "the one expectation this server knows is 100-continue: leave out the header Expect\n"
 OWN_FAULTS = logging.getLogger("aiohttp.server")
@@ -94,7 +96,8 @@ class Listener:
 
 
 class _Discreet(web.RequestHandler):
-    """Answers what no handler sees in one fixed sentence: aiohttp's own quotes the line that was sent."""
+    """Answers what no handler sees in one fixed sentence: aiohttp's own quotes the line that was sent. And no answer
+    says what serves it."""
 
     __slots__ = ()
 
@@ -114,6 +117,7 @@ class _Discreet(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPExpectationFailed):  # raised before any middleware
             resp.text = NO_SUCH_EXPECTATION
+        resp.headers["Server"] = SERVER
         return await super().finish_response(request, resp, start_time)
 
 

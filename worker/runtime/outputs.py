@@ -10,6 +10,8 @@ from worker.core.digest import fingerprint
 from worker.core.envelope import (
     ATTEMPT,
     CARD_HEADER,
+    DEAD_LETTER_DETAIL,
+    DEAD_LETTER_REASON,
     DECISION_HEADER,
     ENVELOPE_SCHEMA,
     POINTER,
@@ -158,10 +160,12 @@ class Outputs:
         if dead is not None:
             if any(name == POINTER for name, _ in dead.output.headers):
                 return None
-            origin_only = (
-                *dead_letter_headers((), origin_of(delivery), "undeliverable", dead.code),
-                (POINTER, b"value"),
-            )
+            told = dict(dead.output.headers)
+            code = (told.get(DEAD_LETTER_REASON) or b"undeliverable").decode(errors="replace")
+            detail = (told.get(DEAD_LETTER_DETAIL) or b"").decode(errors="replace")
+            # As the refused one, so that whoever asks for a reason finds the pointers, too.
+            said = f"{dead.code}; {detail}" if detail else dead.code
+            origin_only = (*dead_letter_headers((), origin_of(delivery), code, said), (POINTER, b"value"))
             return (replace(dead.output, key=None, value=None, headers=origin_only),)
         people = topics.get(rules.human_topic)
         if people is not None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from worker.core.answers import raise_by_answers, read_answer, unanswered
 from worker.core.envelope import Answer, Reason
+from worker.core.per_ticket import per_ticket
 from worker.core.policy import (
     Calibration,
     Decision,
@@ -23,8 +24,8 @@ from worker.core.policy import (
 from worker.core.primitives import Primitive
 from worker.core.questions import FurtherQuestion
 from worker.core.rules import RuleSet
-from worker.core.steering import Checked, still_routes
-from worker.core.suspicion import Flagger, Passage, without
+from worker.core.steering import Checked, left_of, still_routes
+from worker.core.suspicion import Flagger, Passage
 from worker.core.ticket import Ticket
 from worker.runtime.asking import Asker, Outcome
 from worker.runtime.quota import TenantQuota
@@ -35,7 +36,7 @@ LOOKED_AT = 256
 """Texts whose passages are remembered."""
 
 
-@dataclass(frozen=True, slots=True)
+@per_ticket
 class Routed:
     """A decision, with what it took."""
 
@@ -176,8 +177,7 @@ class Router:
 
     async def _unsteered(self, decision: Decision, ticket: Ticket) -> tuple[Decision, bool]:
         """Asks again without what addresses the router, and compares."""
-        passages = self._passages(ticket.text)
-        if not passages:
+        if not self._passages(ticket.text):
             return decision, False
         share = self._rule_set.rules.steering.recheck_share
         # From the keyed digest: the same for a redelivery, another for the next ticket, and known to nobody outside.
@@ -185,16 +185,16 @@ class Router:
         if drawn >= share:
             self._safe.on_checked(ticket, "unchecked")
             return decision, False
-        left, asked = without(ticket.text, passages), False
+        left, asked = left_of(ticket.text, self._passages), False
         again: Decision | None = None
-        if left:
-            outcome = await self._scores(self._primitive, self._cache_key, replace(ticket, text=left))
+        if left.text and left.settled:
+            outcome = await self._scores(self._primitive, self._cache_key, replace(ticket, text=left.text))
             asked = outcome.asked
             if isinstance(outcome.result, Reason):
                 self._safe.on_checked(ticket, "unchecked")
                 return vetoed(decision, self._rule_set, outcome.result), True
             again = decide(outcome.result, self._rule_set, self._calibration)
-        verdict = still_routes(decision, again, self._rule_set, passages)
+        verdict = still_routes(decision, again, self._rule_set, left)
         self._safe.on_checked(ticket, "agreed" if verdict is decision else "steered")
         return verdict, asked
 
@@ -213,8 +213,9 @@ class Router:
     async def _scores(
         self, primitive: Primitive, cache_key: Callable[[str | None, str], str], ticket: Ticket
     ) -> Outcome:
-        key, flagged = cache_key(ticket.tenant, ticket.text), bool(self._passages(ticket.text))
-        return await self._asker.scores(primitive, key, ticket.text, flagged=flagged)
+        return await self._asker.scores(
+            primitive, cache_key(ticket.tenant, ticket.text), ticket.text, lambda: bool(self._passages(ticket.text))
+        )
 
 
 async def route_all(router: Router, tickets: Sequence[Ticket], at_once: int) -> tuple[Routed, ...]:
