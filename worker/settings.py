@@ -193,6 +193,10 @@ class Settings(BaseSettings):
         description="Base URL of the engine's server; several, separated by commas, share the work and run one model.",
     )
     engine_api_key: SecretStr | None = Field(None, description="Sent to the engine as a bearer token.")
+    engine_ca_file: Path | None = Field(
+        None,
+        description="PEM file with the authorities that are believed for `https://` engines; unset: certifi's.",
+    )
     engine_model: str | None = Field(
         None,
         min_length=1,

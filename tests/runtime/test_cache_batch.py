@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -124,6 +125,56 @@ async def test_waits_that_are_in_vain_again_and_again_are_given_up_for_a_while()
     await asyncio.sleep(WAITS.stopped_s)
     await batch.get("k8")
     assert batch.counters["waits"] == WAITS.vain_to_stop + 1
+
+
+class Fleeting(Shared):
+    """Every key is another worker's; of some the lease is let go at the third look, and of some there are scores."""
+
+    def __init__(self, *, let_go: Sequence[str] = (), scored: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.let_go, self.scored = set(let_go), set(scored)
+
+    async def get_or_lease(self, keys: Sequence[str], lease_s: float) -> Sequence[LabelScores | Lease | None]:
+        self.looks.append(list(keys))
+        return [self._answer(key) if self._looked(key) > 2 else Lease.THEIRS for key in keys]
+
+    def _answer(self, key: str) -> LabelScores | Lease:
+        return SCORES if key in self.scored else Lease.OURS if key in self.let_go else Lease.THEIRS
+
+    def _looked(self, key: str) -> int:
+        return sum(key in look for look in self.looks)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 15])
+async def test_leases_that_are_let_go_do_not_keep_tickets_waiting(every: int) -> None:
+    keys = [f"k{n}" for n in range(40)]
+    waits = replace(WAITS, stopped_s=3_600.0)
+    batch = CacheBatch(Fleeting(let_go=keys[::every]), waits=waits)
+    for key in keys:
+        assert await batch.get(key) is None
+    assert batch.counters["waits"] == waits.vain_to_stop
+
+
+async def test_waits_that_mostly_get_scores_go_on() -> None:
+    keys = [f"k{n}" for n in range(40)]
+    waits = replace(WAITS, longest_s=60.0, of_last=8, stopped_s=3_600.0)
+    batch = CacheBatch(Fleeting(let_go=keys[::4], scored=[k for n, k in enumerate(keys) if n % 4]), waits=waits)
+    for key in keys:
+        await batch.get(key)
+    assert batch.counters["waits"] == 40
+
+
+async def test_after_a_stop_one_waits_at_a_time_until_scores_come_again() -> None:
+    keys = [f"k{n}" for n in range(40)]
+    waits = replace(WAITS, longest_s=60.0, of_last=4, stopped_s=0.05)
+    batch = CacheBatch(Fleeting(let_go=keys[:10], scored=keys[10:]), waits=waits)
+    for key in keys[:3]:
+        await batch.get(key)
+    await asyncio.sleep(2 * waits.stopped_s)
+    assert [found is None for found in await asyncio.gather(*(batch.get(key) for key in keys[10:14]))].count(False) == 1
+    await batch.get(keys[14])
+    found = await asyncio.gather(*(batch.get(key) for key in keys[20:40]))
+    assert found == [SCORES] * 20
 
 
 async def test_scores_that_this_worker_puts_end_its_own_wait() -> None:

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import email.utils
 import errno
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -62,6 +64,8 @@ class Server:
     """Where its API key is set."""
     address: str
     """What is likely where a path is not found."""
+    authority: str = "set ROUTER_ENGINE_CA_FILE to the PEM file of its own authority"
+    """What to do where a certificate is signed by nobody that is believed."""
 
 
 class HttpExchange:
@@ -75,10 +79,11 @@ class HttpExchange:
         api_key: str | None,
         connections: int,
         connect_timeout_s: float,
+        ca_file: Path | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Connects to nothing yet. Raises ConfigError on an address or a key that cannot be used. `now` is Unix time,
-        for a Retry-After that names a date."""
+        """Connects to nothing yet. Raises ConfigError on an address, a key or a file that cannot be used. `ca_file`:
+        PEM, believed in place of certifi's authorities. `now` is Unix time, for a Retry-After that names a date."""
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if api_key is not None:
             headers["Authorization"] = f"Bearer {_checked_key(api_key, server.name)}"
@@ -88,7 +93,9 @@ class HttpExchange:
         self._url = _checked_url(base_url, server.name)
         self._headers = httpx.Headers(headers)
         self._extensions = {"timeout": httpx.Timeout(None, connect=connect_timeout_s).as_dict()}
-        self._transport = AiohttpTransport(client=self._open_session, trust_env=False)
+        self._transport = AiohttpTransport(
+            client=self._open_session, trust_env=False, verify=True if ca_file is None else _believing(ca_file)
+        )
         self._client = httpx.AsyncClient(transport=self._transport, follow_redirects=False, trust_env=False)
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -136,7 +143,7 @@ class HttpExchange:
         except TimeoutError:
             raise EngineSilent(f"no whole answer from {self._server.name} within {timeout_s:g} s") from None
         except httpx.HTTPError as error:
-            raise _transport_error(error, self._server.name) from None
+            raise _transport_error(error, self._server) from None
         except aiohttp.ClientError as error:
             raise InvalidAnswer(f"the answer is not HTTP ({type(error).__name__})") from None
 
@@ -190,16 +197,45 @@ def _checked_url(base_url: str, name: str) -> str:
     return str(url).rstrip("/")
 
 
+def _believing(ca_file: Path) -> ssl.SSLContext:
+    """Trusts these authorities and no others."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError:  # an OSError, too
+        raise ConfigError(f"ROUTER_ENGINE_CA_FILE {ca_file}: no certificates in PEM form in it") from None
+    except OSError as error:
+        raise ConfigError(f"ROUTER_ENGINE_CA_FILE {ca_file}: cannot be read: {error.strerror}") from error
+
+
 def _checked_key(api_key: str, name: str) -> str:
     if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
         raise ConfigError(f"the API key of {name} must be printable ASCII without spaces")
     return api_key
 
 
-def _transport_error(error: httpx.HTTPError, name: str) -> EngineUnavailable | EngineDropped:
+_OTHER_HOST = frozenset({62, 64})
+_UNKNOWN_ISSUER = frozenset({2, 18, 19, 20, 21})
+"""X509_V_ERR_* of OpenSSL (x509_vfy.h)."""
+
+
+def _distrust(error: ssl.SSLCertVerificationError, server: Server) -> Misconfigured:
+    if error.verify_code in _OTHER_HOST:  # OpenSSL's own words for this hold the address
+        why = "is for another host than its address names"
+    elif error.verify_code in _UNKNOWN_ISSUER:
+        why = f"is signed by no authority that is believed: {server.authority}"
+    else:
+        why = f"is not accepted ({error.verify_message})"
+    return Misconfigured(f"the TLS certificate of {server.name} {why}")
+
+
+def _transport_error(error: httpx.HTTPError, server: Server) -> EngineUnavailable | EngineDropped:
     """httpx-aiohttp 0.2 reports a dropped connection as ConnectTimeout: only aiohttp's own exception, its cause, tells
     a server that was not reached from one that went away."""
-    cause = error.__cause__
+    cause, name = error.__cause__, server.name
+    if isinstance(cause, aiohttp.ClientConnectorCertificateError) and isinstance(
+        cause.certificate_error, ssl.SSLCertVerificationError
+    ):
+        return _distrust(cause.certificate_error, server)
     if isinstance(cause, aiohttp.ClientSSLError):
         return Misconfigured(f"the TLS of {name} is not accepted ({type(cause).__name__})")
     if isinstance(cause, aiohttp.ClientConnectorError):

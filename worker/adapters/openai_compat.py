@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from worker.adapters import openai_wire as wire
@@ -73,15 +74,18 @@ class OpenAICompatEngine:
         timeout_s: float = 30.0,
         connect_timeout_s: float = 3.0,
         control_timeout_s: float = 10.0,
+        ca_file: Path | None = None,
     ) -> None:
         """Connects to nothing yet; an address that ends in /v1 is taken for the server's. `model` is needed where the
-        server has several. Raises ConfigError on an address or a key that cannot be used. Times as in SGLangEngine."""
+        server has several. Raises ConfigError on an address, a key or a file that cannot be used. The rest as in
+        SGLangEngine."""
         self._http = HttpExchange(
             base_url.rstrip("/").removesuffix("/v1"),
             SERVER,
             api_key=api_key,
             connections=connections,
             connect_timeout_s=connect_timeout_s,
+            ca_file=ca_file,
         )
         self._named = model
         self._timeout_s = timeout_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from worker.adapters import sglang_wire as wire
@@ -57,15 +58,22 @@ class SGLangEngine:
         timeout_s: float = 30.0,
         connect_timeout_s: float = 3.0,
         control_timeout_s: float = 10.0,
+        ca_file: Path | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Connects to nothing yet. Raises ConfigError on an address or a key that cannot be used.
+        """Connects to nothing yet. Raises ConfigError on an address, a key or a `ca_file` that cannot be used.
 
         `timeout_s` bounds a scoring request from waiting for a connection to the answer's last byte,
         `control_timeout_s` any other one. `now` is Unix time, for a Retry-After that names a date.
         """
         self._http = HttpExchange(
-            base_url, SERVER, api_key=api_key, connections=connections, connect_timeout_s=connect_timeout_s, now=now
+            base_url,
+            SERVER,
+            api_key=api_key,
+            connections=connections,
+            connect_timeout_s=connect_timeout_s,
+            ca_file=ca_file,
+            now=now,
         )
         self._timeout_s = timeout_s
         self._control_timeout_s = control_timeout_s

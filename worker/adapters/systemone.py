@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from worker.adapters.http_exchange import (
@@ -66,14 +67,16 @@ class SystemOneEngine:
         connections: int = 16,
         timeout_s: float = 30.0,
         connect_timeout_s: float = 3.0,
+        ca_file: Path | None = None,
     ) -> None:
-        """Connects to nothing yet. Raises ConfigError on an address or a key that cannot be used."""
+        """Connects to nothing yet. Raises ConfigError on an address, a key or a `ca_file` that cannot be used."""
         self._http = HttpExchange(
             base_url.rstrip("/").removesuffix("/v1"),
             SERVER,
             api_key=api_key,
             connections=connections,
             connect_timeout_s=connect_timeout_s,
+            ca_file=ca_file,
         )
         self._model = model
         self._timeout_s = timeout_s

@@ -8,7 +8,7 @@ from worker.adapters.http_exchange import SMALL_BYTES, HttpExchange, Server
 from worker.errors import InvalidAnswer
 
 MOST_BYTES: Final = 4 * 2**20
-SERVER: Final = Server("the worker", key="", address="")
+SERVER: Final = Server("the worker", key="", address="", authority="use its address inside")
 
 
 class WorkerPages:

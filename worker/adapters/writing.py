@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from worker.adapters.http_exchange import INFO_BYTES, Answer, HttpExchange, Server, decoded, encoded
@@ -45,9 +46,15 @@ class WritingClient:
         api_key: str | None = None,
         timeout_s: float = 120.0,
         thinking_tokens: int = 1024,
+        ca_file: Path | None = None,
     ) -> None:
         self._http = HttpExchange(
-            base_url.rstrip("/").removesuffix("/v1"), SERVER, api_key=api_key, connections=4, connect_timeout_s=3.0
+            base_url.rstrip("/").removesuffix("/v1"),
+            SERVER,
+            api_key=api_key,
+            connections=4,
+            connect_timeout_s=3.0,
+            ca_file=ca_file,
         )
         self._named = model
         self._model: str | None = None

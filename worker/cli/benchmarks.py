@@ -23,6 +23,7 @@ from worker.console.benchmarks import (
 )
 from worker.console.calibrations import print_calibration
 from worker.console.demo import print_demo, print_licence
+from worker.offline.spreadsheets import formula_note
 from worker.settings import load_settings
 
 app = typer.Typer()
@@ -164,7 +165,9 @@ def trial(
     serving.set_up_telemetry(settings, quiet=True)
     with bars() as progress:
         work = study.trial(settings, name, data, to / name, rows, alpha, delta, partial(bar, progress))
-        _, calibrated, routed = asyncio.run(work)
+        made, calibrated, routed = asyncio.run(work)
     print_calibration(out, calibrated.result)
     print_demo(out, [routed])
     out.print(f"report: {study.write_calibration_report(calibrated, to / name)}", highlight=False)
+    if note := formula_note(cell for row in made.calibration for cell in (row.id, row.text, row.label)):
+        out.print(f"calibration.csv: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)

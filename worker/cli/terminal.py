@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,10 +20,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from worker.console.visible import VisibleConsole
 from worker.errors import ConfigError, RouterError
 
-out = Console()
-err = Console(stderr=True)
+out = VisibleConsole(emoji=False)
+err = VisibleConsole(stderr=True, emoji=False)
 
 CONFIG_ERROR, RUN_ERROR = 2, 3
 PLAIN_EVERY = 20

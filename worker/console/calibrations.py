@@ -158,7 +158,7 @@ def print_labelling(out: Console, found: Labelling) -> None:
     if found.wrong:
         table = Table("auto would have routed to", "answered", "people found another", box=None, pad_edge=False)
         for name, (n, wrong) in found.wrong.items():
-            table.add_row(name or "all by score", f"{n}", percent(wrong))
+            table.add_row(escape(name) or "all by score", f"{n}", percent(wrong))
         out.print(table)
     for warning in found.warnings:
         out.print(f"  {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -44,6 +44,10 @@ def print_ledger(out: Console, ledger: Ledger) -> None:
     out.print(f"{ledger.tickets} tickets: {counts}, {ledger.waiting} waiting", highlight=False)
     if ledger.foreign:
         out.print(f"{ledger.foreign} messages on the output topics are not this router's", highlight=False)
+    if ledger.earlier:
+        out.print(
+            f"{ledger.earlier} outputs are of an earlier topic of this name, or of an end that it lost", highlight=False
+        )
     wrong = (
         ("missing", ledger.missing),
         ("duplicates", ledger.duplicates),
@@ -53,7 +57,12 @@ def print_ledger(out: Console, ledger: Ledger) -> None:
         for origin in origins[:5]:
             place = f"{origin.topic}/{origin.partition}/{origin.offset}"
             out.print(f"  {what}: {place}", style="red", markup=False, highlight=False)
+    for partition, number in sorted(ledger.expired.items()):
+        place = f"{partition.topic}/{partition.number}: {number} deleted by the brokers before they were decided"
+        out.print(f"  expired: {place}", style="red", markup=False, highlight=False, soft_wrap=True)
     summary = ", ".join(f"{what} {len(origins)}" for what, origins in wrong)
+    if ledger.expired:
+        summary += f", expired {sum(ledger.expired.values())}"
     out.print(summary, style="green" if ledger.clean else "red", highlight=False)
 
 

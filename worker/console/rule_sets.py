@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from worker.console.measured import percent
+from worker.console.visible import visible
 from worker.core.turns import Turns
 from worker.offline.prompt_view import Part, PromptView
 from worker.offline.rule_tests import RuleTestRun
@@ -45,7 +46,7 @@ def print_prompt(out: Console, view: PromptView) -> None:
             *(("fact", name, value) for name, value in facts.items()),
         ]
         for row in rows:
-            out.file.write("\t".join(map(str, row)) + "\n")
+            out.file.write(visible("\t".join(map(str, row))) + "\n")
         return
     tokens = Table("", "id", "piece", "", title="what is sent", title_justify="left", box=None)
     last = len(view.tokens) - 1
@@ -63,9 +64,9 @@ def print_prompt(out: Console, view: PromptView) -> None:
 
 
 def turns_yaml(turns: Turns) -> str:
-    """Lines for categories.yaml; JSON strings are YAML strings."""
+    """Lines for categories.yaml; JSON strings are YAML strings, with what a terminal would obey escaped too."""
     lines = [f"    {name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in turns.model_dump().items()]
-    return "prompt:\n  style: chat\n  turns:\n" + "".join(lines)
+    return "prompt:\n  style: chat\n  turns:\n" + visible("".join(lines))
 
 
 def _piece(text: str | None) -> str:

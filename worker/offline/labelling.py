@@ -23,6 +23,7 @@ from worker.core.modes import Mode
 from worker.core.rules import RuleSet
 from worker.errors import ConfigError
 from worker.offline.measures import Measured, share
+from worker.offline.spreadsheets import formula_note
 
 COLUMNS = ("id", "text", "label", "language", "mode", "blind", "decision_id", "answered_at")
 Record = Mapping[str, Any]
@@ -295,3 +296,5 @@ def _warnings(
         yield f"{missing} tickets in shadow have no answer: if it is the hard ones that wait, the rest looks too good"
     if left.get("repeat another ticket, which counts once"):
         yield "tickets that people found to be duplicates were left out: make sure the first of each was answered"
+    if note := formula_note(cell for row, _ in kept for cell in (row.id, row.text, row.label, row.language)):
+        yield note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,10 @@ class Waits:
     """Not above the latency that an engine is meant to have (Health.latency_target_s): asking it would take as long."""
     poll_s: float = 0.025
     vain_to_stop: int = 16
-    """So many waits in a row without scores, and nobody waits for a while: leases then only cost time."""
+    """So many without scores among the last waits, and nobody waits for a while: leases then only cost time. A lease
+    that was let go counts, too: whoever can write to Redis lets go of as many as they like, but scores they can't make.
+    """
+    of_last: int = 64
     stopped_s: float = 30.0
 
 
@@ -60,7 +64,8 @@ class CacheBatch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = self._polling = False
         self._closed = False
-        self._vain = 0
+        self._ends: deque[bool] = deque(maxlen=self._waits.of_last)
+        """Of the last waits, which ended without scores."""
         self._stopped_until = float("-inf")
         self.counters: dict[str, int] = dict.fromkeys(("waits", "answered", "takeovers", "in_vain"), 0)
         """Keys that another worker was scoring, and how each wait ended."""
@@ -138,7 +143,12 @@ class CacheBatch:
     # -- waiting for another worker --------------------------------------------------------------------------------
 
     def _may_wait(self) -> bool:
-        return not self._closed and asyncio.get_running_loop().time() >= self._stopped_until
+        if self._closed or asyncio.get_running_loop().time() < self._stopped_until:
+            return False
+        return not self._waiting or not self._is_vain()  # one at a time, until most of them get scores again
+
+    def _is_vain(self) -> bool:
+        return sum(self._ends) >= self._waits.vain_to_stop
 
     def _wait(self, key: str) -> None:
         self.counters["waits"] += 1
@@ -175,9 +185,8 @@ class CacheBatch:
 
     def _ended(self, how: str, key: str, scores: LabelScores | None) -> None:
         self.counters[how] += 1
-        self._vain = self._vain + 1 if how == "in_vain" else 0
-        if self._vain >= self._waits.vain_to_stop:
-            self._vain = 0
+        self._ends.append(scores is None)
+        if scores is None and self._is_vain():
             self._stopped_until = asyncio.get_running_loop().time() + self._waits.stopped_s
         self._settle(key, scores)
 
