@@ -18,7 +18,7 @@ from worker.adapters import redis_upkeep
 from worker.adapters.chat_template import load_turns
 from worker.adapters.files import rows
 from worker.adapters.kafka_client import KafkaConfig
-from worker.adapters.kafka_topics import create_topics, describe_topics
+from worker.adapters.kafka_topics import create_topics, describe_topics, require_topics
 from worker.adapters.topic_log import TopicReader, TopicWriter
 from worker.core.policy import Calibration, NoCalibration
 from worker.core.rules import RuleSet
@@ -146,11 +146,13 @@ async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
     """The worker as a process: health port first, then engine, then Kafka. Raises RouterError where it must end."""
     desk = Desk.load(folder).at_most(settings.mode)
     secret = wiring.cache_secret(settings)
+    config = wiring.kafka_config(settings, desk.rule_set)
     stream = wiring.make_stream(settings, desk.rule_set)
     process = _Process(settings, desk, secret, log_sink, joins_a_group=True)
 
     async def work(announce: Callable[[Stoppable], None]) -> None:
         question, calibration, further = await process.questions()
+        await asyncio.to_thread(require_topics, config, desk.rule_set.output_topics)
         async with Assembly(
             settings,
             question,
@@ -371,10 +373,13 @@ def audit(settings: Settings, folder: Path, since_ms: int | None) -> Ledger:
     reader = TopicReader(config.bootstrap_servers, config.properties, config.group_id)
     try:
         for look in range(1, AUDIT_LOOKS + 1):
+            begins = reader.begins([config.input_topic, *ends])
             committed = reader.committed(config.input_topic)
             tickets = reader.records([config.input_topic], since_ms=since_ms)
             outputs = reader.records(ends, since_ms=None if since_ms is None else max(0, since_ms - CLOCK_SKEW_MS))
-            ledger = audit_topics(rule_set, tickets, outputs, committed)
+            ledger = audit_topics(
+                rule_set, tickets, outputs, committed, begins, lambda: reader.ends([config.input_topic])
+            )
             if not ledger.missing or look == AUDIT_LOOKS:
                 break
             time.sleep(AUDIT_PAUSE_S)

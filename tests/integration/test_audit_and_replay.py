@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import orjson
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.integration.desk import COMMAND, Desk, StubProcess, wait_for
-from worker.adapters.topic_log import Record, TopicWriter
+from worker.adapters.topic_log import Record, TopicReader, TopicWriter
 from worker.core.envelope import ATTEMPT, DECISION_HEADER, ORIGIN_OFFSET, Origin, dead_letter_headers
-from worker.ports import Output
+from worker.ports import Output, Partition
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
@@ -68,6 +70,40 @@ def test_the_audit_counts_what_waits_and_names_what_is_missing(desk: Desk) -> No
     code, said = command(desk, "audit")
     assert code == 0, said
     assert "5 waiting" in said
+
+
+def test_the_audit_counts_what_the_brokers_deleted_before_a_worker_came_to_it(desk: Desk) -> None:
+    """Retention, or whoever deletes records, while no worker runs."""
+    ids = desk.send(60)
+    with desk.worker() as worker:
+        desk.wait_for_all(ids)
+        assert worker.terminate() == 0
+    desk.send(60, first=60)
+    places = [TopicPartition(desk.rules.input_topic, number) for number in range(3)]
+    reader = TopicReader(desk.bootstrap_servers, group_id=f"ticket-router.{desk.rules.id}")
+    ends, done = reader.ends([desk.rules.input_topic]), reader.committed(desk.rules.input_topic)
+    admin = AdminClient({"bootstrap.servers": desk.bootstrap_servers})
+    up_to = {each.partition: ends[Partition(each.topic, each.partition)] - 3 for each in places}
+    for future in admin.delete_records(
+        [TopicPartition(each.topic, each.partition, up_to[each.partition]) for each in places]
+    ).values():
+        future.result(30)
+    assert reader.begins([desk.rules.input_topic]) == {
+        Partition(p.topic, p.partition): up_to[p.partition] for p in places
+    }
+    reader.close()
+    gone = sum(up_to[partition.number] - offset for partition, offset in done.items())
+    assert gone > 0
+    code, said = command(desk, "audit")
+    assert (code, said.strip().splitlines()[-1]) == (
+        1,
+        f"missing 0, duplicates 0, order violations 0, expired {gone}",
+    ), said
+    with desk.worker() as worker:
+        wait_for(lambda: worker.status()["settled"] == 9 and worker.status()["in_flight"] == 0, "the rest")
+        assert worker.terminate() == 0
+    code, said = command(desk, "audit")
+    assert (code, f"expired {gone}" in said) == (1, True), said
 
 
 def test_dead_letters_are_sent_in_again_and_keep_their_origin(desk: Desk) -> None:

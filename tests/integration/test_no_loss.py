@@ -7,10 +7,13 @@ import time
 
 import pytest
 import redis
+from confluent_kafka.admin import AdminClient
 
 from tests.integration.desk import Desk, StubProcess, WorkerProcess, http, wait_for
 from tests.servers.kafka import ApacheKafka
 from tests.servers.redis_server import free_port, redis_server
+from worker.adapters.kafka_client import KafkaConfig
+from worker.adapters.kafka_topics import describe_topics
 from worker.core.envelope import DEAD_LETTER_REASON
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
@@ -142,7 +145,14 @@ def test_bytes_that_are_no_ticket_are_dead_lettered_and_the_next_ticket_flows(de
 
 
 def test_a_missing_topic_and_a_closed_port_are_one_clear_line_and_an_exit_code(desk: Desk) -> None:
+    gone = [f"{desk.rules.id}.billing", desk.rules.dead_letter_topic]
+    admin = AdminClient({"bootstrap.servers": desk.bootstrap_servers})
+    for future in admin.delete_topics(gone).values():
+        future.result(30)
+    config = KafkaConfig(desk.bootstrap_servers, desk.rules.input_topic, "tests")
+    wait_for(lambda: not describe_topics(config, gone), "the topics to be gone")
     for settings, said in (
+        ({}, ", ".join(map(repr, gone)) + ". Create them: `ticket-router topics --create"),
         ({"kafka_input_topic": "tickets.misspelt"}, "tickets.misspelt"),
         ({"kafka_bootstrap_servers": f"127.0.0.1:{free_port()}"}, "bootstrap servers"),
         ({"kafka_input_topic": desk.rules.human_topic}, "round for ever"),

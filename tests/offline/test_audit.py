@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 import pytest
 
 from tests.core.sets import rule_set
 from worker.adapters.topic_log import Record
-from worker.core.envelope import DECISION_HEADER, Headers, Origin, dead_letter_headers, origin_headers
+from worker.core.envelope import ATTEMPT, DECISION_HEADER, POINTER, Headers, Origin, dead_letter_headers, origin_headers
 from worker.offline.audit import Ledger, audit
 from worker.ports import Partition
 
@@ -28,7 +29,7 @@ def origin(offset: int) -> Origin:
 
 def end(partition: Partition, of: Origin, key: bytes = b"k") -> Record:
     if partition == DEAD:
-        return Record(partition, 0, key, b"", dead_letter_headers((), of, "no_text", ""), 0)
+        return Record(partition, 0, key, b"{}", dead_letter_headers((), of, "no_text", ""), 0)
     decision = orjson.dumps({"origin": {"topic": of.topic, "partition": of.partition, "offset": of.offset}})
     return Record(partition, 0, key, b"{}", ((DECISION_HEADER, decision),), 0)
 
@@ -101,3 +102,82 @@ def test_messages_of_others_are_counted_apart() -> None:
     found = ledger([ticket(0)], [end(ROUTED, origin(0)), other, end(ROUTED, Origin("elsewhere", 0, 0))])
     assert found.clean
     assert found.foreign == 1
+
+
+def later(offset: int, value: bytes = b"new", at_ms: int = 2_000) -> Record:
+    return replace(ticket(offset), value=value, timestamp_ms=at_ms)
+
+
+def test_outputs_of_a_deleted_topic_are_not_taken_for_the_ends_of_the_new_one_s_tickets() -> None:
+    """Offsets begin at 0 again: without a look at what was sent, three lost tickets would have their ends."""
+    old = [replace(end(ROUTED, origin(n)), value=b"old", timestamp_ms=1_000 + n) for n in range(5)]
+    own = replace(end(HUMAN, origin(2)), value=b"new", timestamp_ms=2_500)
+    found = audit(RULES, [later(n) for n in range(3)], [*old, own], {IN: 3}, {IN: 0}, lambda: {IN: 3})
+    assert found.missing == (origin(0), origin(1))
+    assert (found.earlier, found.ends, found.duplicates) == (5, {"escalated": 1}, ())
+    assert not found.clean
+
+
+def test_once_the_topic_is_known_to_be_new_an_equal_ticket_s_older_end_is_not_its_own() -> None:
+    """The same file was sent in again, and a worker read only some of it."""
+    old = [replace(end(ROUTED, origin(n)), value=b"new", timestamp_ms=1_000) for n in range(4)]
+    tickets = [later(n) for n in range(2)]
+    found = audit(RULES, tickets, old, {IN: 2}, {IN: 0}, lambda: {IN: 2})
+    assert (found.missing, found.earlier) == ((origin(0), origin(1)), 4)
+
+
+def test_a_wrong_clock_alone_makes_no_earlier_topic() -> None:
+    """Tickets stamped hours ahead: every end is older than its ticket."""
+    tickets = [later(n, at_ms=9 * 3_600_000) for n in range(3)]
+    ends = [replace(end(ROUTED, origin(n)), value=b"new", timestamp_ms=1_000) for n in range(3)]
+    found = audit(RULES, tickets, ends, {IN: 3}, {IN: 0}, lambda: {IN: 3})
+    assert found.clean
+    assert found.earlier == 0
+
+
+def test_a_later_message_that_states_a_ticket_s_origin_and_holds_something_else_is_a_duplicate() -> None:
+    forged = replace(end(ROUTED, origin(0)), value=b"forged", timestamp_ms=5_000)
+    own = replace(end(ROUTED, origin(0)), value=b"new", timestamp_ms=3_000)
+    found = audit(RULES, [later(0)], [own, forged], {IN: 1}, {IN: 0}, lambda: {IN: 1})
+    assert (found.duplicates, found.missing, found.earlier) == ((origin(0),), (), 0)
+
+
+def test_a_pointer_is_the_end_of_the_ticket_that_it_points_to() -> None:
+    headers = (*dead_letter_headers((), origin(0), "too_large", ""), (POINTER, b"value"))
+    found = audit(RULES, [later(0)], [Record(DEAD, 0, None, None, headers, 3_000)], {IN: 1}, {IN: 0}, lambda: {IN: 1})
+    assert found.clean
+
+
+def test_what_retention_deleted_behind_the_committed_offset_is_expired() -> None:
+    found = audit(RULES, [ticket(148)], [end(ROUTED, origin(n)) for n in range(78)], {IN: 78}, {IN: 148})
+    assert found.expired == {IN: 70}
+    assert found.waiting == 1
+    assert not found.clean
+
+
+def test_what_was_deleted_before_workers_went_on_shows_as_a_gap_in_what_was_decided() -> None:
+    decided = [*range(78), *range(148, 200)]
+    ends = [replace(end(ROUTED, origin(n)), offset=n) for n in decided]
+    tickets = [ticket(n) for n in range(190, 200)]
+    found = audit(RULES, tickets, ends, {IN: 200}, {IN: 190})
+    assert found.expired == {IN: 70}
+
+
+@pytest.mark.parametrize("why", ["outputs expired", "transactions", "sent in again", "an empty output topic expired"])
+def test_a_gap_that_has_another_reason_is_no_loss(why: str) -> None:
+    ends = [replace(end(ROUTED, origin(n)), offset=n) for n in range(200) if n not in (50, 51)]
+    tickets = [ticket(n) for n in range(190, 200)]
+    begins = {IN: 190}
+    if why == "outputs expired":  # those of people last for less time, and 50 and 51 were among them
+        ends.append(replace(end(HUMAN, origin(150)), offset=7, timestamp_ms=1_000_000))
+    elif why == "transactions":  # of whoever sends tickets in: each leaves an offset without one
+        tickets.remove(ticket(195))
+        ends = [each for each in ends if each.offset != 195]
+    elif why == "sent in again":
+        ends += [
+            replace(end(HUMAN, origin(n)), offset=n - 3, headers=(*end(HUMAN, origin(n)).headers, (ATTEMPT, b"1")))
+            for n in (3, 4)
+        ]
+    else:
+        begins[HUMAN] = 12
+    assert audit(RULES, tickets, ends, {IN: 200}, begins).expired == {}

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.core.sets import category_set, rule_set
+from tests.core.sets import artefact, category_set, certificate, rule_set
 from tests.servers.stub_engine import StubEngine
 from worker import serving
 from worker.adapters.files import load_rule_set
 from worker.adapters.sglang import SGLangEngine
+from worker.core.certificates import Certificate, MarginGate
 from worker.core.primitives import Primitive
+from worker.core.rules import RuleSet
 from worker.core.scores import LabelScores
 from worker.errors import EngineUnavailable
-from worker.offline.check import check_engine
+from worker.offline.check import Finding, check_calibration, check_engine
 from worker.runtime.question import Ask, check_easy_tickets, easy_tickets, prepare_question, score_texts
 from worker.settings import Settings
 
@@ -93,3 +95,47 @@ async def test_an_easy_ticket_that_is_refused_is_left_out_of_what_is_right(monke
     assert len(most.masses) == len(easy_tickets(rules)) - 1
     assert most.right <= len(most.masses)
     assert none.problem(0.5) == "the engine refused every easy ticket; its log says why"
+
+
+async def calibration_row(folder: Path, rules: RuleSet, *certificates: Certificate, **changes: object) -> Finding:
+    """Of a calibration that these rules find, fitted on what runs."""
+    async with StubEngine() as stub:
+        engine = SGLangEngine(stub.url)
+        try:
+            question = await prepare_question(rules, engine)
+        finally:
+            await engine.aclose()
+    made = artefact(rules, *certificates, fingerprints=question.fingerprints, **changes)
+    (folder / "calibration.json").write_bytes(made.to_bytes())
+    return check_calibration(folder, question)
+
+
+async def test_a_calibration_that_the_rules_accept_names_what_is_certified(tmp_path: Path) -> None:
+    row = await calibration_row(tmp_path, rule_set())
+    assert (row.state, row.what) == ("ok", "certified: billing, login, bug (fitted 2026-01-01T00:00:00Z)")
+
+
+async def test_a_certificate_that_today_s_rules_find_too_weak_is_a_warning(tmp_path: Path) -> None:
+    """The rules became stricter since: the worker routes nothing, and `certified` alone would say that all is well."""
+    row = await calibration_row(tmp_path, rule_set(alpha=0.01))
+    assert row.state == "warning"
+    assert row.what.startswith(
+        "every ticket goes to people; certified, and never routed under the rules as they are: billing, login, bug."
+    )
+    assert "10 %" in row.what and "demand at most 1 %" in row.what
+    assert "calibrate" in row.todo and "alpha" in row.todo
+
+
+async def test_a_warning_tells_those_that_the_rules_refuse_from_those_that_route(tmp_path: Path) -> None:
+    rules = rule_set(categories={"login": {"alpha": 0.01}})
+    own = [certificate(name) for name in ("billing", "login")]
+    row = await calibration_row(tmp_path, rules, *own, certificate("bug", threshold=float("inf")))
+    assert row.state == "warning"
+    assert row.what.startswith("certified: billing (fitted")
+    assert "never routed under the rules as they are: login. " in row.what
+
+
+async def test_a_stability_gate_that_nothing_passes_is_a_warning(tmp_path: Path) -> None:
+    gate = MarginGate(measured=True, m_star=float("inf"), n=50, m=0, k=0, phi=0.01, delta=0.1)
+    row = await calibration_row(tmp_path, rule_set(), margin_gate=gate)
+    assert (row.state, "stability gate" in row.what) == ("warning", True)

@@ -326,8 +326,8 @@ class KafkaStream:
             self._gaps.begin(self._starts.begun())
             self._epochs.update(epochs)
             self._apply_pauses()
+            self._trouble.working()
             if epochs:
-                self._trouble.working()
                 # What an old epoch could not settle is offered no more; what still can be is tried again soon.
                 self._settling_problem = None
                 if self._listener is not None:

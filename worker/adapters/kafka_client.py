@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -107,10 +107,12 @@ class KafkaConfig:
 class RationedLog:
     """Takes librdkafka's lines to a logger, the same line at most once in `every_s` seconds.
 
-    A client that cannot connect writes twenty lines a second. Lines are the same when they differ in digits only.
+    A client that cannot connect writes twenty lines a second. Lines are the same when they differ in digits only, and
+    not in the partition: it stands in brackets, as in `tickets [3]`, and what befell one tells nothing of the next.
     """
 
     _REMEMBERED = 256
+    _DIGITS = re.compile(r"\[\d+\]|\d+")
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float], every_s: float = 60.0) -> None:
         self._logger = logger
@@ -121,7 +123,7 @@ class RationedLog:
     def log(self, level: int, message: str, *arguments: object) -> None:
         """The one method that confluent-kafka calls on what it is given as `logger`."""
         text = message % arguments if arguments else message
-        shape = re.sub(r"\d+", "#", text)
+        shape = self._DIGITS.sub(lambda digits: "#" if digits[0].isdigit() else digits[0], text)
         now = self._clock()
         written_at, silenced = self._last.get(shape, (None, 0))
         if written_at is not None and now - written_at < self._every_s:
@@ -165,6 +167,7 @@ def consumer_properties(config: KafkaConfig) -> dict[str, Any]:
         "fetch.queue.backoff.ms": 50,  # how soon a partition is fetched again after the queue was full
         "queued.max.messages.kbytes": 4_096,
         "queued.min.messages": 1_000,
+        "topic.metadata.refresh.interval.ms": 30_000,  # how late added partitions are seen; librdkafka's own: 5 minutes
         **shared_properties(config),
         "group.id": config.group_id,
         "group.protocol": config.group_protocol,
@@ -213,6 +216,13 @@ class BrokerTrouble:
         }
     )
     _TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+    _STRANGER: ClassVar[Mapping[int, str]] = {
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL: "its members have another ROUTER_KAFKA_ASSIGNMENT_STRATEGY or "
+        "ROUTER_KAFKA_GROUP_PROTOCOL, or are no workers (ROUTER_KAFKA_GROUP_ID)",
+        KafkaError.GROUP_MAX_SIZE_REACHED: "it has as many members as the brokers allow (group.max.size)",
+        KafkaError.INVALID_SESSION_TIMEOUT: "ROUTER_KAFKA_SESSION_TIMEOUT_MS is outside what the brokers allow",
+    }
+    """Told once, while the client goes on trying to join; over when it is given partitions."""
 
     def __init__(self, config: KafkaConfig, clock: Callable[[], float], after_s: float = 3.0) -> None:
         self._config = config
@@ -241,11 +251,14 @@ class BrokerTrouble:
         elif code in self._PERMISSIONS:
             self._forbidden = True
             self._suspect(f"the brokers forbid what the worker needs: {text}")
+        elif code in self._STRANGER:
+            self._forbidden = True
+            self._suspect(f"group {self._config.group_id!r} does not take this worker: {self._STRANGER[code]}: {text}")
         elif code in self._TOPIC:
             self._suspect(f"input topic {self._config.input_topic!r} is gone: {text}")
 
     def answered(self) -> None:
-        """A broker answered and knows the input topic: all is well, except for a permission that is missing."""
+        """A broker answered and knows the input topic: all is well, but for what it forbids or refuses this client."""
         if not self._forbidden:
             self.working()
 

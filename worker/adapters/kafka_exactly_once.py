@@ -21,11 +21,12 @@ from worker.adapters.kafka_client import (
     error_of,
     producer_properties,
 )
-from worker.adapters.kafka_refusals import Report, produce
-from worker.adapters.kafka_settling import GroupMember
+from worker.adapters.kafka_refusals import Refusal, Report, produce
+from worker.adapters.kafka_settling import ASK_S, GroupMember
+from worker.adapters.kafka_shares import Share, offsets_of, settled_by, share_of, without_transaction
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
-from worker.ports import Finished, Output, Partition, PartitionSettlement, RefusedOutput, Settled
+from worker.ports import Finished, Output, Partition, PartitionSettlement, Settled
 
 TRANSACTION_TIMEOUT_MS = 15_000
 """The coordinator aborts a transaction that is open for so long. Readers and whoever takes over the partitions wait for
@@ -40,6 +41,9 @@ ABORT_S = 0.5
 RETURN_S = 1.0
 """So much later than its timeout a call of the client may return."""
 
+LOOK_S = 0.25
+"""Where acknowledgements take longer, it is looked every so often whether the transaction has failed meanwhile."""
+
 CLOSE_S = 2.0
 """How long closing may take to end a transaction that was left open."""
 
@@ -53,34 +57,25 @@ NOT_PERMITTED = frozenset(
 )
 """Errors of `init_transactions` that waiting cannot cure."""
 
-
-@dataclass(slots=True)
-class _Share:
-    """One partition's part of a transaction: the longest prefix that no refusal is known of."""
-
-    partition: Partition
-    finished: Sequence[Finished]
-    next_offset: int
-    obstacle: tuple[Finished, Output, KafkaError] | None
-    committed: int | None
-    """The offset that turned out to be committed, where the settlement still held entries before it."""
+DROPPED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE})
+"""What the client says of outputs that it did not take or send, or does not wait for, because of another's error."""
 
 
 @dataclass(slots=True)
 class _Reports:
     """What the brokers said of the outputs of one transaction."""
 
-    failures: list[tuple[Finished, Output, KafkaError]] = field(default_factory=list)
+    failures: list[Refusal] = field(default_factory=list)
 
     def on(self, finished: Finished, output: Output) -> Report:
         def report(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
-                self.failures.append((finished, output, error))
+                self.failures.append(Refusal(finished, output, error))
 
         return report
 
-    def refusals(self) -> list[tuple[Finished, Output, KafkaError]]:
-        return [failure for failure in self.failures if failure[2].code() in REFUSALS]
+    def refusals(self) -> list[Refusal]:
+        return [failure for failure in self.failures if failure.error.code() in REFUSALS]
 
 
 class ExactlyOnce(GroupMember):
@@ -112,8 +107,6 @@ class ExactlyOnce(GroupMember):
         self._open = False
         self._in_doubt: dict[Partition, int] = {}
         self._committed: dict[Partition, int] = {}
-        self._learned: dict[tuple[Partition, int], tuple[Output, KafkaError]] = {}
-        self._apart: set[str] = set()
         try:
             self._start_producer(clock() + START_S)
         except KafkaException as problem:
@@ -128,30 +121,34 @@ class ExactlyOnce(GroupMember):
 
     def settle(self, partitions: Sequence[PartitionSettlement], timeout_s: float) -> Settled:
         deadline = self._clock() + timeout_s
-        self._initialise(deadline)
-        self._resolve_doubt(deadline)
         while True:
-            shares = [self._share(settlement, deadline) for settlement in partitions]
-            settled = self._settled_by(shares)
-            if not self._offsets(shares):
-                return _without_transaction(settled, shares)
+            self._initialise(deadline)
+            self._resolve_doubt(deadline)
+            shares = [
+                share_of(each, self._committed.get(each.partition, -1), self._foresight, deadline)
+                for each in partitions
+            ]
+            offsets = offsets_of(shares, self._committed)
+            settled = settled_by(shares, offsets)
+            if not offsets:
+                return without_transaction(settled, shares)
             reports = _Reports()
             try:
-                self._transact(shares, reports, deadline)
+                self._transact(shares, offsets, reports, deadline)
                 return settled
             except KafkaException as problem:
                 error = error_of(problem)
-                self._end_badly(error, deadline)
-                if self._learn(reports, error) and self._clock() < deadline and self._initialised:
+                self._end_badly(error, reports, deadline)
+                if self._learn(reports, error, deadline) and self._clock() < deadline:
                     continue  # without what was refused
                 raise StreamRetriable(_why(error, reports)) from problem
 
     def forget(self, partitions: Iterable[Partition]) -> None:
-        for partition in partitions:
+        leaving = list(partitions)
+        self._foresight.forget(leaving)
+        for partition in leaving:
             self._committed.pop(partition, None)
             self._in_doubt.pop(partition, None)
-            for known in [known for known in self._learned if known[0] == partition]:
-                del self._learned[known]
 
     def serve(self) -> None:
         self._note_poll()
@@ -171,58 +168,24 @@ class ExactlyOnce(GroupMember):
         self._initialised = False
         return True
 
-    # -- what goes into a transaction ------------------------------------------------------------------------------
-
-    def _share(self, settlement: PartitionSettlement, deadline: float) -> _Share:
-        partition = settlement.partition
-        known = self._committed.get(partition, -1)
-        finished = [each for each in settlement.finished if each.delivery.offset >= known]
-        news = known if len(finished) < len(settlement.finished) else None
-        for index, each in enumerate(finished):
-            found = self._learned.get((partition, each.delivery.offset))
-            if found is None or found[0] not in each.outputs:  # others took their place
-                found = self._foresight.refusal(each, deadline)
-            if found is not None:
-                return _Share(partition, finished[:index], each.delivery.offset, (each, *found), news)
-        return _Share(partition, finished, settlement.next_offset, None, news)
-
-    def _offsets(self, shares: Sequence[_Share]) -> dict[Partition, int]:
-        """Those that move: an offset that stays where it was is not sent."""
-        return {
-            share.partition: share.next_offset
-            for share in shares
-            if (share.finished or share.obstacle is None)
-            and share.next_offset > self._committed.get(share.partition, -1)
-        }
-
-    def _settled_by(self, shares: Sequence[_Share]) -> Settled:
-        """What this settlement amounts to once its transaction is committed."""
-        committed = {share.partition: share.committed for share in shares if share.committed is not None}
-        committed.update(self._offsets(shares))
-        refused = []
-        for share in shares:
-            if share.obstacle is not None and share.obstacle[2].code() in REFUSALS:
-                finished, output, error = share.obstacle
-                detail = f"topic {output.topic!r}: {error.str()}"
-                refused.append(RefusedOutput(finished.delivery, output, error.name(), detail))
-        return Settled(committed, tuple(refused))
-
     # -- the transaction -------------------------------------------------------------------------------------------
 
-    def _transact(self, shares: Sequence[_Share], reports: _Reports, deadline: float) -> None:
+    def _transact(
+        self, shares: Sequence[Share], offsets: dict[Partition, int], reports: _Reports, deadline: float
+    ) -> None:
         """Raises KafkaException; the transaction is then open, in doubt or about to be aborted."""
         producer, membership = self._running(), self._membership()
         producer.begin_transaction()
         self._open = True
+        self._tight.begin()
         for share in shares:
             for finished in share.finished:
                 for output in finished.outputs:
-                    self._send(producer, finished, output, reports, deadline)
-                    if output.topic in self._apart:
+                    if self._tight.no_room(output):
                         self._flush(producer, reports, deadline)
+                    self._send(producer, finished, output, reports, deadline)
         # Before the offsets are sent: they would be sent after a pause of retry.backoff.ms otherwise (2.16).
         self._flush(producer, reports, deadline)
-        offsets = self._offsets(shares)
         positions = [TopicPartition(at.topic, at.number, offset) for at, offset in offsets.items()]
         if positions:
             self._insist(partial(_send_offsets, producer, positions, membership), deadline)
@@ -231,23 +194,34 @@ class ExactlyOnce(GroupMember):
         self._open = False
         self._in_doubt = {}
         self._committed.update(offsets)
-        self._apart.clear()
-        for partition, offset in [known for known in self._learned if known[1] < offsets.get(known[0], 0)]:
-            del self._learned[partition, offset]
+        self._foresight.settled(offsets)
 
     def _send(self, producer: Producer, finished: Finished, output: Output, reports: _Reports, deadline: float) -> None:
+        self._tight.sent(output)
         try:
             produce(producer, output, reports.on(finished, output), until=deadline, clock=self._clock)
         except KafkaException as problem:
-            reports.failures.append((finished, output, error_of(problem)))
+            reports.failures.append(Refusal(finished, output, error_of(problem)))
+            _raise_if_failed(producer)
             raise
 
     def _flush(self, producer: Producer, reports: _Reports, deadline: float) -> None:
-        left = producer.flush(max(0.0, deadline - self._clock()))
+        asks_at = self._clock() + ASK_S
+        while (left := producer.flush(max(0.0, min(LOOK_S, deadline - self._clock())))) and not reports.failures:
+            _raise_if_failed(producer)
+            if self._clock() >= deadline:
+                break
+            if self._clock() >= asks_at:
+                if missing := self._foresight.missing(self._tight.waiting, deadline):
+                    raise KafkaException(missing)
+                asks_at = self._clock() + ASK_S
         if reports.failures:
-            raise KafkaException(reports.failures[0][2])
+            if all(failure.error.code() in DROPPED for failure in reports.failures):
+                _raise_if_failed(producer)
+            raise KafkaException(reports.failures[0].error)
         if left:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} outputs were not acknowledged in time"))
+        self._tight.flushed()
 
     def _insist(self, call: Callable[[float], None], deadline: float) -> None:
         """Again while the client says that it may be tried again. At the deadline its last error is raised."""
@@ -261,7 +235,7 @@ class ExactlyOnce(GroupMember):
                     raise
                 self._running().poll(0.05)
 
-    def _end_badly(self, error: KafkaError, deadline: float) -> None:
+    def _end_badly(self, error: KafkaError, reports: _Reports, deadline: float) -> None:
         """Aborts what was begun; where that does not work, the producer is given up and the next one does it."""
         until = max(deadline, self._clock() + ABORT_S)
         if error.fatal() or (self._in_doubt and not error.txn_requires_abort()):
@@ -274,24 +248,28 @@ class ExactlyOnce(GroupMember):
         else:
             self._open = False
             self._in_doubt = {}
+            # The client counts on from a refused batch, and would fail the next one to the same partition (2.16).
+            if reports.refusals():
+                self._producer = None
+                self._initialised = False
 
-    def _learn(self, reports: _Reports, error: KafkaError) -> bool:
+    def _learn(self, reports: _Reports, error: KafkaError, deadline: float) -> bool:
         """From a failed transaction: which record or topic is to blame. True where the next one can do better.
 
-        A broker refuses a batch for its largest record, and the client drops what else was queued: so what is for
-        these topics is sent once more record by record, and the first that fails then is to blame.
+        A broker refuses a batch for its largest record, and the client drops what else was queued: so less is sent to
+        that topic at a time, until the one to blame is alone.
         """
-        self._foresight.doubt(output for _, output, _ in reports.failures)
+        self._foresight.doubt(failure.output for failure in reports.failures)
         refusals = reports.refusals()
-        for finished, output, refusal in refusals[:1]:
-            delivery = finished.delivery
-            if refusal.code() in TOPIC_REFUSALS:
-                self._foresight.refuse_topic(output.topic, refusal)
-            elif output.topic in self._apart:
-                self._learned[delivery.partition, delivery.offset] = (output, refusal)
-            else:
-                self._apart.add(output.topic)
-        return bool(refusals) and not error.fatal()
+        for refusal in refusals[:1]:
+            if refusal.error.code() in TOPIC_REFUSALS or self._tight.refused(refusal.output.topic):
+                self._foresight.learn(refusal)
+        if error.fatal():
+            return False
+        if not refusals and error.code() in TOPIC_REFUSALS:  # of which topic, the transaction does not say
+            foreseen = (self._foresight.refusal(failure.finished, deadline) for failure in reports.failures)
+            return any(found is not None and found[1].code() in REFUSALS for found in foreseen)
+        return bool(refusals)
 
     # -- the producer ----------------------------------------------------------------------------------------------
 
@@ -380,18 +358,20 @@ def _send_offsets(producer: Producer, positions: list[TopicPartition], membershi
         raise KafkaException(error) from None
 
 
-def _without_transaction(settled: Settled, shares: Sequence[_Share]) -> Settled:
-    """Nothing can be added to what is committed already."""
-    if settled.committed or settled.refused:
-        return settled
-    for share in shares:
-        if share.obstacle is not None:
-            _, output, error = share.obstacle
-            raise StreamRetriable(f"output to topic {output.topic!r} cannot be produced now: {error.str()}")
-    return settled
+def _raise_if_failed(producer: Producer) -> None:
+    """Raises KafkaException where the open transaction can only be aborted. `flush` does not tell: it waits out its
+    time, and outputs are dropped without the reason. Any call that the transaction's state forbids names it (2.16)."""
+    try:
+        producer.begin_transaction()
+    except KafkaException as problem:
+        error = error_of(problem)
+        if error.fatal() or error.txn_requires_abort():
+            raise
 
 
 def _why(error: KafkaError, reports: _Reports) -> str:
-    for _, output, failure in reports.failures[:1]:
-        return f"output to topic {output.topic!r} was not acknowledged: {failure.name()}: {failure.str()}"
+    """Never an output that was only dropped with another, as long as anything better is known."""
+    for _, output, failure in reports.failures:
+        if failure.code() not in DROPPED:
+            return f"output to topic {output.topic!r} was not acknowledged: {failure.name()}: {failure.str()}"
     return f"the transaction was not committed: {error.name()}: {error.str()}"

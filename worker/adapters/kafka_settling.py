@@ -10,21 +10,25 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from worker.adapters.kafka_client import (
     REFUSALS,
-    SIZE_REFUSALS,
     TOPIC_REFUSALS,
     KafkaConfig,
     RationedLog,
     error_of,
     producer_properties,
 )
-from worker.adapters.kafka_refusals import Foresight, Report, produce
+from worker.adapters.kafka_refusals import Foresight, Refusal, Report, produce
+from worker.adapters.kafka_shares import refused_in
+from worker.adapters.kafka_tight_topics import TightTopics
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import StreamRetriable
-from worker.ports import Output, Partition, PartitionSettlement, RefusedOutput, Settled
+from worker.ports import Output, Partition, PartitionSettlement, Settled
 
 FATAL = (KafkaException, SystemError)
 """What `flush` and `poll` of a producer raise after a fatal error. confluent-kafka 2.16 sets the exception and goes on
 calling delivery callbacks, in which the first call into the client then ends as a SystemError."""
+
+ASK_S = 1.0
+"""After so long without all acknowledgements it is asked whether the topics are there still: the client would wait."""
 
 READ_BACKS = 3
 """How often, a tenth of a second apart, a commit is looked for before it counts as not made."""
@@ -64,6 +68,7 @@ class GroupMember:
         self._config = config
         self._consumer = consumer
         self._foresight = Foresight(config, topics, clock)
+        self._tight = TightTopics(clock)
         self._log = log
         self._on_error = on_error
         self._clock = clock
@@ -95,6 +100,8 @@ class _Progress:
         self.attempt = 0
         self.open = [0] * len(settlement.finished)
         self.failures: dict[int, tuple[Output, int, str, str]] = {}
+        self.rejected = False
+        """Whether a broker, or the client on its way there, failed an output of this attempt."""
         self.unsent_from = len(settlement.finished)
 
     def acknowledged(self) -> int:
@@ -112,10 +119,19 @@ class _Progress:
     def fail(self, index: int, output: Output, error: KafkaError) -> None:
         self.failures.setdefault(index, (output, error.code(), error.name(), error.str()))
 
+    def refusal(self) -> Refusal | None:
+        """What its first open entry was refused for, if it was."""
+        first = self.acknowledged()
+        if first not in self.failures or self.failures[first][1] not in REFUSALS:
+            return None
+        output, code, _, text = self.failures[first]
+        return Refusal(self.settlement.finished[first], output, KafkaError(code, text))
+
     def sent_again(self, index: int) -> None:
         """What is known from `index` on is void: those entries are to be sent once more, in order."""
         self.attempt += 1  # reports that still arrive belong to the attempt before
         self.start = self.unsent_from = index
+        self.rejected = False
         for later in range(index, len(self.open)):
             self.open[later] = 0
             self.failures.pop(later, None)
@@ -150,15 +166,13 @@ class AtLeastOnce(GroupMember):
             self._producer = self._new_producer()
             self._producer_failed = False
         sending = [_Progress(partition, self._first_unsent(partition)) for partition in partitions]
+        self._tight.begin()
         for progress in sending:
-            self._send(progress, deadline)
-        self._flush(deadline)
+            self._send(progress, sending, deadline)
+        self._flush_group(sending, deadline)
         self._purge()
-        for progress in sending:
-            first = progress.acknowledged()
-            if first in progress.failures and progress.failures[first][1] in SIZE_REFUSALS:
-                self._send_one_by_one(progress, first, deadline)
-        refused = tuple(self._refusals(sending))
+        self._find_the_refused(sending, deadline)
+        refused = tuple(refused_in(each for progress in sending for each in self._refusals(progress, deadline)))
         targets = {}
         for progress in sending:
             first = progress.acknowledged()
@@ -169,12 +183,15 @@ class AtLeastOnce(GroupMember):
             if first > 0:
                 targets[progress.settlement.partition] = offset
         committed = self._commit(targets, max(1.0, deadline - self._clock()))
+        self._foresight.settled(committed)
         if sending and not committed and not refused:
             raise StreamRetriable(self._why_nothing(sending))
         return Settled(committed, refused)
 
     def forget(self, partitions: Iterable[Partition]) -> None:
-        for partition in partitions:
+        leaving = list(partitions)
+        self._foresight.forget(leaving)
+        for partition in leaving:
             self._acknowledged.pop(partition, None)
 
     def serve(self) -> None:
@@ -199,9 +216,13 @@ class AtLeastOnce(GroupMember):
                 return index
         return len(settlement.finished)
 
-    def _send(self, progress: _Progress, deadline: float) -> None:
+    def _send(self, progress: _Progress, sending: Sequence[_Progress], deadline: float) -> None:
         """Hands outputs to the client in order, up to the first entry that is known beforehand to fail."""
-        for index in range(progress.start, len(progress.settlement.finished)):
+        for index, finished in enumerate(progress.settlement.finished[progress.start :], progress.start):
+            full = any(self._tight.no_room(output) for output in finished.outputs)
+            if full and not self._flush_group(sending, deadline):
+                progress.unsent_from = index
+                return
             if not self._send_entry(progress, index, deadline):
                 progress.unsent_from = index + 1
                 return
@@ -214,32 +235,63 @@ class AtLeastOnce(GroupMember):
             return False
         for output in finished.outputs:
             progress.open[index] += 1
+            self._tight.sent(output)
             try:
                 produce(self._producer, output, _report(progress, index, output), until=deadline, clock=self._clock)
             except KafkaException as problem:
                 progress.open[index] -= 1
+                progress.rejected = True
                 progress.fail(index, output, error_of(problem))
                 self._producer_failed = self._producer_failed or error_of(problem).fatal()
                 return False
         return True
 
+    def _find_the_refused(self, sending: Iterable[_Progress], deadline: float) -> None:
+        """A broker refuses a batch for one record: whoever was not alone in it is sent again, by itself."""
+        alone: dict[str, bool] = {}
+        for progress in sending:
+            refusal = progress.refusal()
+            if refusal is None or not progress.rejected:  # what was foreseen tells nothing new, such as until when
+                continue
+            topic = refusal.output.topic
+            if topic not in alone:
+                alone[topic] = refusal.error.code() in TOPIC_REFUSALS or self._tight.refused(topic)
+            if alone[topic]:
+                self._foresight.learn(refusal)
+            elif self._foresight.refusal(refusal.finished, deadline) is None:
+                self._send_one_by_one(progress, progress.acknowledged(), deadline)
+
     def _send_one_by_one(self, progress: _Progress, first: int, deadline: float) -> None:
-        """A broker refuses a batch for its largest record: alone, each record is judged by itself."""
         progress.sent_again(first)
         for index in range(first, len(progress.settlement.finished)):
             if self._clock() >= deadline:
                 return
+            self._tight.begin()
             progress.unsent_from = index + 1
             if not self._send_entry(progress, index, deadline):
                 return
             self._flush(deadline)
             if progress.acknowledged() <= index:
                 self._purge()
+                refusal = progress.refusal()
+                if refusal is not None:
+                    self._foresight.learn(refusal)
                 return
+            self._tight.flushed()
+
+    def _flush_group(self, sending: Iterable[_Progress], deadline: float) -> bool:
+        """Whether everything that was sent is acknowledged."""
+        self._flush(deadline)
+        taken = not any(progress.rejected or any(progress.open) for progress in sending)
+        if taken:
+            self._tight.flushed()
+        return taken
 
     def _flush(self, deadline: float) -> None:
         try:
-            self._producer.flush(max(0.0, deadline - self._clock()))
+            left = self._producer.flush(max(0.0, min(ASK_S, deadline - self._clock())))
+            if left and self._foresight.missing(self._tight.waiting, deadline) is None:
+                self._producer.flush(max(0.0, deadline - self._clock()))
         except FATAL as problem:
             self._give_up_producer(problem)
 
@@ -258,17 +310,19 @@ class AtLeastOnce(GroupMember):
             self._producer.purge()
             self._flush(self._clock() + 1.0)
 
-    def _refusals(self, sending: Iterable[_Progress]) -> Iterator[RefusedOutput]:
-        for progress in sending:
-            first = progress.acknowledged()
-            if first not in progress.failures:
+    def _refusals(self, progress: _Progress, deadline: float) -> Iterator[Refusal]:
+        """The one that this partition stopped at, and what is known behind it: they are replaced all at once."""
+        found = progress.refusal()
+        if found is None:
+            return
+        yield found
+        for finished in progress.settlement.finished[progress.acknowledged() + 1 :]:
+            foreseen = self._foresight.refusal(finished, deadline)
+            if foreseen is None:
                 continue
-            output, code, name, text = progress.failures[first]
-            if code in TOPIC_REFUSALS:
-                self._foresight.refuse_topic(output.topic, KafkaError(code, text))
-            if code in REFUSALS:
-                delivery = progress.settlement.finished[first].delivery
-                yield RefusedOutput(delivery, output, name, f"topic {output.topic!r}: {text}")
+            if foreseen[1].code() not in REFUSALS:
+                return
+            yield Refusal(finished, *foreseen)
 
     def _commit(self, targets: dict[Partition, int], timeout_s: float) -> dict[Partition, int]:
         """Those of the targets that the coordinator confirms."""
@@ -318,6 +372,7 @@ def _report(progress: _Progress, index: int, output: Output) -> Report:
         if attempt != progress.attempt:
             return
         if error is not None:  # first: where this raises (see FATAL), the output must go on counting as open
+            progress.rejected = True
             progress.fail(index, output, error)
         progress.open[index] -= 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol
 
@@ -23,6 +23,9 @@ UNKNOWN_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN
 
 NEW_TOPIC_S = 2.0
 """A topic that was just created may be unknown to a broker for so long."""
+
+NAMED = 20
+"""Missing topics that a sentence names."""
 
 _REASONS = 50
 
@@ -93,11 +96,7 @@ class TopicLookup:
             try:
                 error = self.error(topic, timeout_s)
             except KafkaException as problem:
-                told = error_of(problem)
-                raise ConfigError(
-                    f"input topic {topic!r}: no broker of {servers} answered within {timeout_s:g} s: {told.str()}. "
-                    f"{advice(config, told)}"
-                ) from problem
+                raise _unanswered(config, error_of(problem)) from problem
             if error is None:
                 return
             if self._clock() >= give_up_at:
@@ -106,6 +105,11 @@ class TopicLookup:
                     "name or permit this client to read it"
                 )
             self.wait(0.2)
+
+    def missing(self, topics: Iterable[str], timeout_s: float) -> list[str]:
+        """Those of the topics that do not exist; one that may not be looked at is none. Raises KafkaException."""
+        asked = [(topic, self.error(topic, timeout_s)) for topic in topics]
+        return [topic for topic, error in asked if error is not None and error.code() in UNKNOWN_TOPIC]
 
     def is_mock_cluster(self, timeout_s: float) -> bool:
         """Whether this is librdkafka's own mock cluster (2.16: its cluster id says so). Raises KafkaException."""
@@ -136,6 +140,56 @@ class TopicLookup:
     def _note(self, error: KafkaError) -> None:
         if len(self._reasons) < _REASONS:
             self._reasons.append(error)
+
+
+def require_topics(config: KafkaConfig, outputs: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+    """For a worker that starts: its input topic can be read, and none of its `outputs` is missing.
+
+    Brokers that create topics by themselves (auto.create.topics.enable) are asked to create the missing outputs, as
+    they would be by the first record. What this client may not look at is left to the first record, too.
+    Raises ConfigError.
+    """
+    servers, timeout_s = config.bootstrap_servers, config.connect_timeout_s
+    try:
+        lookup = TopicLookup(config, clock=clock)
+    except KafkaException as problem:
+        raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
+    try:
+        missing = lookup.missing(dict.fromkeys((config.input_topic, *outputs)), timeout_s)
+        if set(missing) - {config.input_topic}:
+            _mention(config, [topic for topic in missing if topic != config.input_topic], timeout_s)
+            give_up_at = clock() + NEW_TOPIC_S
+            while missing and clock() < give_up_at:
+                lookup.wait(0.2)
+                missing = lookup.missing(missing, timeout_s)
+        if set(missing) - {config.input_topic}:
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            names = ", ".join(repr(topic) for topic in missing[:NAMED])
+            raise ConfigError(
+                f"topics missing on {servers}: {names}{more}. Create them: `ticket-router topics --create --rules "
+                "FOLDER`; or correct their names in the rule set"
+            )
+        lookup.require_readable(config)
+    except KafkaException as problem:
+        raise _unanswered(config, error_of(problem)) from problem
+    finally:
+        lookup.close()
+
+
+def _mention(config: KafkaConfig, topics: Iterable[str], timeout_s: float) -> None:
+    """Asks for these topics as a producer does: brokers that create what is asked for create them."""
+    properties = shared_properties(config)
+    properties.update(logger=_Silent())
+    client = AdminClient(properties)
+    for topic in topics:
+        client.list_topics(topic, timeout=timeout_s)
+
+
+def _unanswered(config: KafkaConfig, error: KafkaError) -> ConfigError:
+    return ConfigError(
+        f"input topic {config.input_topic!r}: no broker of {config.bootstrap_servers} answered within "
+        f"{config.connect_timeout_s:g} s: {error.str()}. {advice(config, error)}"
+    )
 
 
 def describe_topics(config: KafkaConfig, names: Sequence[str], timeout_s: float = 8.0) -> Mapping[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    OFFSET_END,
     Consumer,
     KafkaError,
     KafkaException,
@@ -154,8 +155,27 @@ class TopicReader:
                 time.sleep(POLL_S)
         return {Partition(at.topic, at.partition): at.offset for at in found if at.offset >= 0}
 
+    def begins(self, topics: Sequence[str]) -> Mapping[Partition, int]:
+        """The first offset of each partition that is still there. Raises ConfigError, StreamRetriable."""
+        return self._edges(topics, OFFSET_BEGINNING)
+
+    def ends(self, topics: Sequence[str]) -> Mapping[Partition, int]:
+        """Behind the last offset of each partition that can be read. Raises ConfigError, StreamRetriable."""
+        return self._edges(topics, OFFSET_END)
+
     def close(self) -> None:
         self._consumer.close()
+
+    def _edges(self, topics: Sequence[str], which: int) -> Mapping[Partition, int]:
+        asked = [TopicPartition(at.topic, at.partition, which) for topic in topics for at in self._partitions(topic)]
+        try:
+            told = self._consumer.offsets_for_times(asked, timeout=ASK_S)
+        except KafkaException as error:
+            raise StreamRetriable(f"offsets are not known: {error.args[0].str()}") from error
+        for at in told:
+            if at.error:
+                raise StreamRetriable(f"offsets of {at.topic} [{at.partition}] are not known: {at.error.str()}")
+        return {Partition(at.topic, at.partition): at.offset for at in told}
 
     def _since(self, partitions: Sequence[TopicPartition], since_ms: int) -> list[TopicPartition]:
         # Below zero Kafka means something else than a time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal
 from worker.adapters.files import calibration_file, load_artefact, load_rule_set
 from worker.core.answers import failed_test
 from worker.core.modes import MODES, Mode
-from worker.core.policy import NoCalibration, calibration_in_force
+from worker.core.policy import NoCalibration, calibration_in_force, why_never
 from worker.core.rules import RuleSet
 from worker.errors import ArtefactError, ConfigError, EngineError, LabelError, PromptError, RouterError
 from worker.ports import ScoreCache, ScoringEngine
@@ -30,6 +31,8 @@ LABELS_TODO = (
     "every label is tokenized behind the prompt: look at the engine's log and load, then have fewer categories in one "
     "question, or more departments (docs/questions.md)"
 )
+
+_TODO_GATE = "run `ticket-router selftest`: the engine changes its mind when asked again (docs/engines.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,19 @@ def check_calibration(folder: Path, question: Question | None) -> Finding:
         return Finding(
             "calibration", "warning", "nothing is certified: every ticket goes to people", "label more tickets"
         )
-    return Finding("calibration", "ok", f"certified: {', '.join(certified)} (fitted {artefact.created_at})")
+    gate = artefact.margin_gate
+    if gate is not None and not gate.passes(math.inf):
+        what = f"certified: {_some(certified)}; but no ticket passes the stability gate ({gate.summary()})"
+        return Finding("calibration", "warning", f"{what}: every ticket goes to people", _TODO_GATE)
+    # A certificate states what was shown; whether that suffices, the rules of today say.
+    never = {c: why for c in certified if (why := why_never(c, question.rule_set, state)) is not None}
+    routing = [c for c in certified if c not in never]
+    said = f"certified: {_some(routing)} (fitted {artefact.created_at})" if routing else "every ticket goes to people"
+    if never:
+        reasons = f"{_some([*never])}. {next(iter(never.values())).sentence}"
+        what = f"{said}; certified, and never routed under the rules as they are: {reasons}"
+        return Finding("calibration", "warning", what, f"{todo}, or demand less in rules.yaml: alpha, delta, target")
+    return Finding("calibration", "ok", said)
 
 
 async def check_cache(cache: ScoreCache | None) -> Finding:
