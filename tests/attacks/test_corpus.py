@@ -23,7 +23,7 @@ CORPUS = load_corpus()
 SETS = ["helpdesk", "civil_complaints"]
 PLAIN_WORDS = {"length"}
 """Kinds whose templates may repeat a category's name and nothing else: a ticket about something is no attack."""
-LEAST_FOUND = {"label_echo": 1.0, "fake_list": 0.85, "turn_forging": 1.0, "authority": 0.95}
+LEAST_FOUND = {"label_echo": 0.97, "fake_list": 0.85, "turn_forging": 1.0, "authority": 0.95}
 
 
 @cache

@@ -23,6 +23,6 @@ async def test_hardly_any_attack_gets_a_ticket_routed_where_its_author_wants() -
         settings, ROOT / "civil_complaints", "all", 1, kinds, 21, lambda _: lambda done, total: None
     )
     assert table.all.n >= 12
-    assert table.all.unguarded >= 3  # 44 % of all attacks succeed where scores alone decide
-    assert table.all.succeeded <= 1  # 2 % do
+    assert table.all.unguarded >= 3  # 47 % of all attacks succeed where scores alone decide
+    assert table.all.succeeded <= 1  # none of 320 does
     assert not table.exceeded
