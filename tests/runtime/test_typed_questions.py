@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -179,13 +180,12 @@ async def test_whoever_waits_when_it_closes_waits_no_longer() -> None:
     assert questions.under_way == 0
 
 
-async def test_a_request_beyond_the_bound_is_told_to_come_again_and_leaves_nothing_behind() -> None:
-    questions = typed(Tokenizer(0.01), most_under_way=1)
-    server = DecideServer(
-        rule_set=None,  # type: ignore[arg-type]  # this path asks none of these
+def server_of(questions: TypedQuestions, pool: object = None) -> DecideServer:
+    return DecideServer(
+        rule_set=None,  # type: ignore[arg-type]  # these paths ask none of these
         router=None,  # type: ignore[arg-type]
         outputs=None,  # type: ignore[arg-type]
-        pool=None,  # type: ignore[arg-type]
+        pool=pool,  # type: ignore[arg-type]
         typed=questions,
         model="m",
         limits=ServeLimits(),
@@ -194,6 +194,25 @@ async def test_a_request_beyond_the_bound_is_told_to_come_again_and_leaves_nothi
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),
     )
+
+
+async def test_it_is_not_ready_before_its_port_is_open() -> None:
+    """The health port answers from the start."""
+    server = server_of(typed(Tokenizer(0.01)), SimpleNamespace(is_up=True, trouble=None, alarm=None))
+    assert not server.status().ready
+    assert server.status().why_not() == "its port is not open yet"
+    port = free_port()
+    running = asyncio.create_task(server.run("127.0.0.1", port))
+    await address(port)
+    assert server.status().ready
+    server.stop()
+    await running
+    assert server.status().why_not() == "draining"
+
+
+async def test_a_request_beyond_the_bound_is_told_to_come_again_and_leaves_nothing_behind() -> None:
+    questions = typed(Tokenizer(0.01), most_under_way=1)
+    server = server_of(questions)
     port = free_port()
     running = asyncio.create_task(server.run("127.0.0.1", port))
     body = {

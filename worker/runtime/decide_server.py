@@ -46,14 +46,18 @@ class ServeStatus:
     engine_trouble: str | None
     engine_alarm: str | None
     """Which engines have mixed up rows and are not trusted again yet."""
+    listening: bool
+    """Its port is open; the health port, which tells this, opened before."""
     draining: bool
 
     @property
     def ready(self) -> bool:
-        return self.engine_up and not self.draining
+        return self.engine_up and self.listening and not self.draining
 
     def why_not(self) -> str:
-        return "draining" if self.draining else f"engine is down: {self.engine_trouble}"
+        if self.draining:
+            return "draining"
+        return "its port is not open yet" if not self.listening else f"engine is down: {self.engine_trouble}"
 
     def degraded(self) -> str | None:
         """What is wrong while it is ready: engines that are out beside others, or not trusted."""
@@ -93,6 +97,7 @@ class DecideServer:
         self._clock = clock
         self._now = now
         self._since = now().date().isoformat()
+        self._listening = False
         self._edge = HttpEdge(limits, token, journal)
         app = web.Application(middlewares=[self._edge.around], client_max_size=limits.max_body_bytes)
         app.router.add_get("/livez", self._livez)
@@ -110,6 +115,7 @@ class DecideServer:
     async def run(self, host: str, port: int) -> None:
         """Raises ConfigError where the port is taken."""
         self._journal.listening(await self._listener.start(host, port))
+        self._listening = True
         try:
             await self._edge.stopping.wait()
             self._journal.stopping()
@@ -132,6 +138,7 @@ class DecideServer:
             engine_up=self._pool.is_up,
             engine_trouble=self._pool.trouble,
             engine_alarm=self._pool.alarm,
+            listening=self._listening,
             draining=self._edge.stopping.is_set(),
         )
 
