@@ -417,9 +417,12 @@ def backtest_command(log: Path, new: Path, old: Path | None, progress: Progress)
 
 
 def labels_command(
-    folder: Path, answers: Path, log: Path, tickets: Path, to: Path, include: Sequence[str | None], progress: Progress
+    folder: Path, answers: Path, log: Path, tickets: Path, to: Path, include: Sequence[str], progress: Progress
 ) -> Labelling:
     """Writes the labelled file that people's answers make. Raises ConfigError; then nothing is written."""
+    for read in (answers, log, tickets):
+        if to.exists() and read.exists() and to.samefile(read):
+            raise ConfigError(f"{to}: is read from, and would be written over: name another file as --out")
     rule_set = load_rule_set(folder)
     found = label(rule_set, answers, read_decision_lines(log, progress), read_texts(tickets), include)
     write_atomically(to, as_csv(found))

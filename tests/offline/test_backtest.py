@@ -189,6 +189,8 @@ def test_what_does_not_fit_the_new_rules_is_refused_and_counted() -> None:
         b"not JSON\n",
         b"{}\n",
         line(by, sure, label_scores=(-1.0, -2.0)),
+        line(by, sure, label_scores=("a", -2.0, -3.0, -4.0)),
+        line(by, sure, label_scores=([1.0], -2.0, -3.0, -4.0)),
         line(by, sure, decided_at="yesterday"),
         line(by, sure, label_scores=(-1.0, None, -2.0, -3.0)),
         line(by, sure, rule_set="other/1/0"),
@@ -197,8 +199,8 @@ def test_what_does_not_fit_the_new_rules_is_refused_and_counted() -> None:
         line(by, sure, calibration=None, rule_set="desk/1/unknown"),
     ]
     found = run(lines, new, by)
-    assert found.redecided == 10 and found.lines == 19
-    assert found.refused[MALFORMED] == 5 and sum(found.refused.values()) == 9
+    assert found.redecided == 10 and found.lines == 21
+    assert found.refused[MALFORMED] == 7 and sum(found.refused.values()) == 11
     for words in ("another rule set's", "other categories", "another model", "not at hand"):
         assert any(words in why for why in found.refused), words
     assert found.recorded.n == found.replayed.n == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,37 @@ def test_answers_that_are_none_are_refused_with_their_lines(case: Case) -> None:
     assert "line 4: contradicts line 1" in said
 
 
+@pytest.mark.parametrize("later_first", [True, False])
+def test_a_later_answer_settles_what_two_of_one_moment_left_open(case: Case, later_first: bool) -> None:
+    name = case.ticket()
+    later = partial(case.answer, name, category="bug", answered_at="2026-04-02T09:00:00Z")
+    if later_first:
+        later()
+    for category in ("billing", "login"):
+        case.answer(name, category=category)
+    if not later_first:
+        later()
+    assert [row.label for row in case.run().rows] == ["bug"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"would": {}},
+        {"would": {"category": None, "certificate": "c"}},
+        {"origin": None},
+        {"ticket_id": [1]},
+        {"ticket_id": None},
+    ],
+)
+def test_a_log_of_something_else_is_refused_with_its_line(case: Case, broken: dict[str, object]) -> None:
+    case.ticket(category="billing")
+    case.ticket(category="billing")
+    case.log[1] = orjson.dumps({**orjson.loads(case.log[1]), **broken})
+    with pytest.raises(ConfigError, match="the log, decision 2: no decision of this software"):
+        case.run()
+
+
 def test_answers_that_fit_no_decision_are_refused_with_their_lines(case: Case) -> None:
     case.ticket(category="billing", ticket_id="T-9")
     case.ticket(category="billing", origin={"topic": "tickets.desk", "partition": 1, "offset": 1})
@@ -253,3 +285,8 @@ def test_the_command_writes_the_file_and_says_what_it_proves(tmp_path: Path) -> 
     assert "1 labelled tickets, 1 of them answered in shadow" in done.output and "100.0%" in done.output
     (found,) = load_labelled(files["out.csv"], rules.categories.ids)
     assert (found.id, found.text, found.label) == ("T-0", '=a, "b"', "network")
+    for read in ("answers.jsonl", "log.jsonl", "texts.jsonl"):
+        before = files[read].read_bytes()
+        over = CliRunner().invoke(cli.app, [*arguments, "--out", str(files[read])])
+        assert isinstance(over.exception, ConfigError) and "written over" in str(over.exception)
+        assert files[read].read_bytes() == before

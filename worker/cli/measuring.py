@@ -244,10 +244,11 @@ def labels(
 ) -> None:
     """Make a labelled file of what people answered in shadow, and say what auto would have got wrong."""
     study = studies()
+    modes = () if include is None else ("assist", "auto") if include == "all" else (include,)
     with bars() as progress:
         task = progress.add_task("bytes of decisions", total=None)
         found = study.labels_command(
-            rules, answers, log, tickets, to, ("assist", "auto") if include == "all" else (include,),
+            rules, answers, log, tickets, to, modes,
             lambda done, total: progress.update(task, completed=done, total=total),
         )  # fmt: skip
     print_labelling(out, found)

@@ -176,9 +176,10 @@ class _Run:
                 record = orjson.loads(line)
                 was = self._was(line, record)
                 if was is not None:
+                    scores = [None if each is None else float(each) for each in record["label_scores"]]
                     masses.append(float(record["label_mass"]))
                     rows.append(was)
-                    values.append(record["label_scores"])
+                    values.append(scores)
             except MALFORMED_ERRORS:
                 self._refused[MALFORMED] += 1
         if rows:

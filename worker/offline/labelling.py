@@ -95,6 +95,7 @@ def read_answers(path: Path, rule_set: RuleSet) -> dict[str, tuple[int, AnswerEv
     the lines of everything that is no answer, and of answers of one moment that contradict each other.
     """
     problems: list[str] = []
+    contradictions: dict[str, str] = {}
     found: dict[str, tuple[int, AnswerEvent]] = {}
     try:
         lines = path.read_bytes().split(b"\n")
@@ -111,9 +112,11 @@ def read_answers(path: Path, rule_set: RuleSet) -> dict[str, tuple[int, AnswerEv
         before = found.get(event.decision_id)
         if before is None or event.answered_at > before[1].answered_at:
             found[event.decision_id] = (number, event)
+            contradictions.pop(event.decision_id, None)  # a later answer settles it
         elif event.answered_at == before[1].answered_at and _finding(event) != _finding(before[1]):
-            problems.append(f"line {number}: contradicts line {before[0]}, which was answered at the same moment")
-    refuse(path, problems)
+            said = f"line {number}: contradicts line {before[0]}, which was answered at the same moment"
+            contradictions.setdefault(event.decision_id, said)
+    refuse(path, [*problems, *contradictions.values()])
     if not found:
         raise ConfigError(f"{path}: no answers in it")
     return found
@@ -199,12 +202,23 @@ def _records(log: Iterable[Sequence[bytes]], rule_set: RuleSet) -> Iterable[Reco
                 if record["schema"] != ENVELOPE_SCHEMA or not isinstance(record["decision_id"], str):
                     raise ValueError("another schema")
                 ours = record["rule_set"].split("/", 1)[0] == rule_set.id
+                _check(record)
                 needed = {name: record[name] for name in ("label_scores", "reasons", "origin", "ticket_id", "action")}
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ConfigError(f"the log, decision {number}: no decision of this software ({error})") from error
             if ours:
                 kept = ("decision_id", "mode", "would", "category", "topic")
                 yield {**needed, **{name: record[name] for name in kept if name in record}}
+
+
+def _check(record: Record) -> None:
+    """Of what is used here as text or by its parts. Raises KeyError, TypeError, ValueError."""
+    if not isinstance(record["ticket_id"], str):
+        raise TypeError("ticket_id is no text")
+    dict(record["origin"])
+    would = record.get("would")
+    if would is not None and would["certificate"] is not None and not isinstance(would["category"], str):
+        raise TypeError("would.category is no text")
 
 
 def _refuse_misfits(
