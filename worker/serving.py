@@ -294,7 +294,8 @@ def topics(
     """Every topic of the rule set with its partitions; None is missing. Raises ConfigError."""
     rule_set = Desk.load(folder).rule_set
     config = wiring.kafka_config(settings, rule_set)
-    names = (config.input_topic, *rule_set.output_topics)
+    answers = rule_set.rules.topics.answers
+    names = (config.input_topic, *rule_set.output_topics, *([] if answers is None else [answers]))
     if create:
         create_topics(config, dict.fromkeys(names, partitions), replication)
     found = describe_topics(config, names)

@@ -168,3 +168,15 @@ def test_escalated_tickets_are_sent_in_again_and_keep_their_decision_id(desk: De
     assert dict(record.headers)[ATTEMPT] == b"1"
     code, said = command(desk, "audit")
     assert code == 0, said
+
+
+def test_the_topic_of_answers_is_listed_and_made_with_the_others(desk: Desk) -> None:
+    name = f"{desk.rules.id}.answers"
+    rules = desk.folder / "rules.yaml"
+    text = rules.read_text(encoding="utf-8")
+    assert "topics" not in text
+    rules.write_text(f"{text.rstrip()}\ntopics:\n  answers: {name}\n", encoding="utf-8")
+    code, shown = command(desk, "topics")
+    assert code == 0 and name in shown and "missing" in shown
+    code, shown = command(desk, "topics", "--create")
+    assert code == 0 and name in shown and "missing" not in shown
