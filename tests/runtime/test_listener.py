@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -40,6 +41,25 @@ async def answer_to(port: int, sent: bytes) -> bytes:
         return b""
     finally:
         writer.close()
+
+
+def is_connected(client: socket.socket) -> bool:
+    try:
+        client.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+async def test_as_many_as_are_let_in_may_knock_while_the_loop_is_busy() -> None:
+    async with listening(most=250) as port:
+        with ExitStack() as stack:
+            # Nothing is awaited in here, so nothing is accepted: the kernel alone answers.
+            clients = [stack.enter_context(socket.socket()) for _ in range(250)]
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", port))
+            assert sum(is_connected(client) for client in clients) == 250
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD[:20]])

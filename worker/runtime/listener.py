@@ -57,7 +57,8 @@ class Listener:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._connect, host, port)
+            # As many may knock at once as are let in: the rest of a burst would be reset by the kernel.
+            self._server = await loop.create_server(self._connect, host, port, backlog=self._max_connections)
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
