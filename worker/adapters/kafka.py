@@ -18,8 +18,8 @@ from worker.adapters.kafka_client import (
 )
 from worker.adapters.kafka_exactly_once import ExactlyOnce
 from worker.adapters.kafka_gaps import Gaps
-from worker.adapters.kafka_lag import Lag, at
-from worker.adapters.kafka_records import headers_of, offset_of, partition_of, timestamp_of
+from worker.adapters.kafka_lag import Lag
+from worker.adapters.kafka_records import at, headers_of, offset_of, partition_at, partition_of, timestamp_of
 from worker.adapters.kafka_settling import AtLeastOnce, Settler
 from worker.adapters.kafka_starts import Starts
 from worker.adapters.kafka_topic_identity import TopicIdentity
@@ -119,7 +119,7 @@ class KafkaStream:
         consumer, settler = self._opened()
         settler.serve()
         if self._starts.serve(consumer):
-            self._gaps.begin(self._starts.begun())
+            self._note_starts()
             self._apply_pauses()
         if self._identity is not None and self._identity.has_changed():
             self._begin_anew(consumer)
@@ -224,6 +224,8 @@ class KafkaStream:
         self._last_epoch += 1
         self._epochs[gap.partition] = self._last_epoch
         self._gaps.begin({gap.partition: gap.found + 1})
+        if self._lag is not None:
+            self._lag.committed({gap.partition: gap.found})
         if self._listener is not None:
             self._listener.lost([gap.partition])
             self._listener.assigned({gap.partition: self._last_epoch})
@@ -237,7 +239,7 @@ class KafkaStream:
             if expected:
                 self._after(Gap(partition, expected, 0), epoch)
                 self._gaps.begin({partition: 0})
-            consumer.seek(TopicPartition(partition.topic, partition.number, OFFSET_BEGINNING))
+            consumer.seek(at(partition, OFFSET_BEGINNING))
 
     def _on_message_error(self, error: KafkaError) -> None:
         if error.fatal() or error.code() == KafkaError._FATAL:
@@ -319,11 +321,11 @@ class KafkaStream:
             else:
                 consumer.incremental_assign(starts)
             epochs = {}
-            for at in assigned:
+            for partition in map(partition_at, assigned):
                 self._last_epoch += 1
-                epochs[Partition(at.topic, at.partition)] = self._last_epoch
+                epochs[partition] = self._last_epoch
             self._gaps.forget(epochs)
-            self._gaps.begin(self._starts.begun())
+            self._note_starts()
             self._epochs.update(epochs)
             self._apply_pauses()
             self._trouble.working()
@@ -335,9 +337,15 @@ class KafkaStream:
         except BaseException as problem:  # noqa: BLE001  # raised by poll: inside librdkafka it would drop messages
             self._callback_error = problem
 
+    def _note_starts(self) -> None:
+        found = self._starts.begun()
+        self._gaps.begin({partition: offset for partition, offset in found.items() if offset is not None})
+        if self._lag is not None:
+            self._lag.committed({partition: offset or 0 for partition, offset in found.items()})
+
     def _on_revoke(self, _consumer: Consumer, revoked: list[TopicPartition]) -> None:
         """confluent-kafka unassigns them when this returns."""
-        partitions = [Partition(at.topic, at.partition) for at in revoked]
+        partitions = list(map(partition_at, revoked))
         leaving = [partition for partition in partitions if partition in self._epochs]
         if not leaving or self._settler is None:
             return
@@ -347,7 +355,7 @@ class KafkaStream:
             self._callback_error = problem
 
     def _on_lost(self, _consumer: Consumer, lost: list[TopicPartition]) -> None:
-        partitions = [Partition(at.topic, at.partition) for at in lost]
+        partitions = list(map(partition_at, lost))
         leaving = [partition for partition in partitions if partition in self._epochs]
         self._forget(leaving)
         try:

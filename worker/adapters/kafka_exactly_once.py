@@ -21,6 +21,7 @@ from worker.adapters.kafka_client import (
     error_of,
     producer_properties,
 )
+from worker.adapters.kafka_records import at, partition_at
 from worker.adapters.kafka_refusals import Refusal, Report, produce
 from worker.adapters.kafka_settling import ASK_S, GroupMember
 from worker.adapters.kafka_shares import Share, offsets_of, settled_by, share_of, without_transaction
@@ -186,7 +187,7 @@ class ExactlyOnce(GroupMember):
                     self._send(producer, finished, output, reports, deadline)
         # Before the offsets are sent: they would be sent after a pause of retry.backoff.ms otherwise (2.16).
         self._flush(producer, reports, deadline)
-        positions = [TopicPartition(at.topic, at.number, offset) for at, offset in offsets.items()]
+        positions = [at(partition, offset) for partition, offset in offsets.items()]
         if positions:
             self._insist(partial(_send_offsets, producer, positions, membership), deadline)
         self._in_doubt = offsets
@@ -307,19 +308,19 @@ class ExactlyOnce(GroupMember):
         """Asks the group whether a transaction was committed whose end is unknown; the answer waits for that end."""
         if not self._in_doubt:
             return
-        asked = [TopicPartition(partition.topic, partition.number) for partition in self._in_doubt]
+        asked = [at(partition) for partition in self._in_doubt]
         try:
             found = self._consumer.committed(asked, timeout=max(0.5, deadline - self._clock()))
         except KafkaException as problem:
             raise StreamRetriable(
                 f"it is not known yet whether the last transaction was committed: {error_of(problem).str()}"
             ) from problem
-        if failed := [at.error for at in found if at.error]:
+        if failed := [each.error for each in found if each.error]:
             raise StreamRetriable(f"it is not known yet whether the last transaction was committed: {failed[0]}")
-        for at in found:
-            partition = Partition(at.topic, at.partition)
-            if at.offset >= self._in_doubt[partition]:
-                self._committed[partition] = at.offset
+        for each in found:
+            partition = partition_at(each)
+            if each.offset >= self._in_doubt[partition]:
+                self._committed[partition] = each.offset
         self._in_doubt = {}
 
     def _give_up(self, error: KafkaError) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Consumer, KafkaException
 
-from worker.adapters.kafka_lag import at
+from worker.adapters.kafka_records import at
 from worker.ports import Gap, Partition
 
 MARKERS = 10

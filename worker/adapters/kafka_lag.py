@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaException
 
+from worker.adapters.kafka_records import at, partition_at
 from worker.ports import Partition
 
 ASK_EVERY_S = 10.0
-"""How often the committed offsets of partitions are asked for in which no message was delivered yet; and the ends of
-those whose end no fetch has moved for so long, because they are paused, the client holds enough, or nothing came."""
+"""How often the ends of partitions are asked for whose end no fetch has moved for so long, because they are paused, the
+client holds enough, or nothing came."""
 
 ASK_S = 1.0
-"""Such a question may wait so long: starts are held back while a transaction holds the offsets, and ends while no
-broker answers."""
+"""Such a question may wait so long, while no broker answers."""
 
 
 @dataclass(slots=True)
@@ -31,13 +31,13 @@ class _End:
 
 
 class Lag:
-    """Positions come from the client, ends from its last fetch or a question, and starts from what is committed."""
+    """Positions come from the client, ends from its last fetch or a question, and starts from who knows what is
+    committed."""
 
     def __init__(self, consumer: Consumer, clock: Callable[[], float]) -> None:
         self._consumer = consumer
         self._clock = clock
         self._starts: dict[Partition, int] = {}
-        self._asked_at: float | None = None
         self._ends: dict[Partition, _End] = {}
         self._ends_asked_at: float | None = None
 
@@ -46,7 +46,6 @@ class Lag:
         fetched = {each: self._consumer.get_watermark_offsets(at(each), cached=True) for each in partitions}
         self._note_ends({partition: end for partition, (_, end) in fetched.items()})
         found: dict[Partition, int | None] = {}
-        startless = []
         for partition, (low, _) in fetched.items():
             end = self._end(partition)
             if end < 0:
@@ -56,13 +55,10 @@ class Lag:
             else:
                 position = self._position(partition)
                 found[partition] = None if position is None else max(0, end - max(position, low))
-                if position is None:
-                    startless.append(partition)
-        if startless:
-            self._ask_starts(startless)
         return found
 
     def committed(self, offsets: Mapping[Partition, int]) -> None:
+        """What these partitions are read from, until a message was delivered."""
         self._starts.update(offsets)
 
     def forget(self, partitions: Iterable[Partition]) -> None:
@@ -92,25 +88,8 @@ class Lag:
             return
         for told in ends:
             if not told.error and told.offset >= 0:
-                self._ends[Partition(told.topic, told.partition)].asked = told.offset
+                self._ends[partition_at(told)].asked = told.offset
 
     def _end(self, partition: Partition) -> int:
         known = self._ends[partition]
         return max(known.fetched, known.asked)
-
-    def _ask_starts(self, partitions: Iterable[Partition]) -> None:
-        """The answers serve the next call."""
-        now = self._clock()
-        if self._asked_at is not None and now - self._asked_at < ASK_EVERY_S:
-            return
-        self._asked_at = now
-        try:
-            for found in self._consumer.committed([at(partition) for partition in partitions], timeout=ASK_S):
-                if not found.error:
-                    self._starts[Partition(found.topic, found.partition)] = max(found.offset, 0)
-        except KafkaException:
-            return
-
-
-def at(partition: Partition, offset: int = OFFSET_INVALID) -> TopicPartition:
-    return TopicPartition(partition.topic, partition.number, offset)

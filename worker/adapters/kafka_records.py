@@ -1,11 +1,11 @@
-"""What a Kafka message is made of, read with care for what other producers may have written."""
+"""What a Kafka message and its place are made of, read with care for what other producers may have written."""
 
 from __future__ import annotations
 
 import operator
 from typing import cast
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE, Message, TopicPartition
 
 from worker.ports import Headers, Partition
 
@@ -31,6 +31,14 @@ def headers_of(message: Message) -> Headers:
 def partition_of(message: Message) -> Partition:
     """A message that was consumed has a place; the client's types also cover messages that were never sent."""
     return Partition(cast("str", message.topic()), cast("int", message.partition()))
+
+
+def at(partition: Partition, offset: int = OFFSET_INVALID) -> TopicPartition:
+    return TopicPartition(partition.topic, partition.number, offset)
+
+
+def partition_at(place: TopicPartition) -> Partition:
+    return Partition(place.topic, place.partition)
 
 
 def offset_of(message: Message) -> int:

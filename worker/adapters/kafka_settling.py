@@ -16,6 +16,7 @@ from worker.adapters.kafka_client import (
     error_of,
     producer_properties,
 )
+from worker.adapters.kafka_records import at, partition_at
 from worker.adapters.kafka_refusals import Foresight, Refusal, Report, produce
 from worker.adapters.kafka_shares import refused_in
 from worker.adapters.kafka_tight_topics import TightTopics
@@ -329,8 +330,8 @@ class AtLeastOnce(GroupMember):
         if not targets:
             return {}
         self._membership()
-        asked = [TopicPartition(partition.topic, partition.number) for partition in targets]
-        wanted = [TopicPartition(p.topic, p.number, offset) for p, offset in targets.items()]
+        asked = [at(partition) for partition in targets]
+        wanted = [at(partition, offset) for partition, offset in targets.items()]
         try:
             self._consumer.commit(offsets=wanted, asynchronous=True)
             self._unanswered_commits += 1
@@ -338,7 +339,7 @@ class AtLeastOnce(GroupMember):
             for _ in range(READ_BACKS):
                 found = self._consumer.committed(asked, timeout=timeout_s)
                 self._unanswered_commits = 0
-                offsets = {Partition(at.topic, at.partition): at.offset for at in found if not at.error}
+                offsets = {partition_at(each): each.offset for each in found if not each.error}
                 confirmed = {p: offset for p, offset in targets.items() if offsets.get(p, -1) >= offset}
                 if len(confirmed) == len(targets):
                     break

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from worker.adapters.kafka_client import RationedLog, error_of
+from worker.adapters.kafka_records import at, partition_at
 from worker.ports import Partition
 
 AT_ONCE_S = 1.0
@@ -29,7 +30,7 @@ class Starts:
         self._clock = clock
         self._log = log
         self._waiting: set[Partition] = set()
-        self._found: dict[Partition, int] = {}
+        self._found: dict[Partition, int | None] = {}
         self._asked_at = 0.0
         self._why = ""
 
@@ -46,26 +47,26 @@ class Starts:
         known = self._ask(consumer, assigned, AT_ONCE_S) if assigned else []
         if known is None:
             self._log.log(logging.WARNING, "partitions are assigned, but not read yet: %s", self._why)
-            self._waiting.update(Partition(each.topic, each.partition) for each in assigned)
-            return [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in assigned]
+            self._waiting.update(map(partition_at, assigned))
+            return [at(partition, OFFSET_BEGINNING) for partition in map(partition_at, assigned)]
         return known
 
     def serve(self, consumer: Consumer) -> bool:
         """Asks again when it is time; True where partitions wait no longer."""
         if not self._waiting or self._clock() - self._asked_at < ASK_EVERY_S:
             return False
-        waiting = [TopicPartition(each.topic, each.number) for each in self._waiting]
+        waiting = [at(partition) for partition in self._waiting]
         for start in self._ask(consumer, waiting, ASK_AGAIN_S) or ():
             try:
                 consumer.seek(start)
             except KafkaException as problem:
                 self._why = error_of(problem).str()
             else:
-                self._waiting.discard(Partition(start.topic, start.partition))
+                self._waiting.discard(partition_at(start))
         return len(self._waiting) < len(waiting)
 
-    def begun(self) -> Mapping[Partition, int]:
-        """Committed offsets that were found since the last call; whoever is not among them has none."""
+    def begun(self) -> Mapping[Partition, int | None]:
+        """Partitions whose start was found since the last call, with the committed offset, None where there is none."""
         found, self._found = self._found, {}
         return found
 
@@ -95,8 +96,6 @@ class Starts:
                 "no committed offset, so these are read from the beginning: %s",
                 ", ".join(f"{each.topic} [{each.partition}]" for each in none),
             )
-        self._found |= {Partition(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
-        return [
-            TopicPartition(each.topic, each.partition, each.offset if each.offset >= 0 else OFFSET_BEGINNING)
-            for each in found
-        ]
+        offsets = {partition_at(each): each.offset if each.offset >= 0 else None for each in found}
+        self._found |= offsets
+        return [at(each, OFFSET_BEGINNING if offset is None else offset) for each, offset in offsets.items()]

@@ -150,10 +150,7 @@ def require_topics(config: KafkaConfig, outputs: Sequence[str], clock: Callable[
     Raises ConfigError.
     """
     servers, timeout_s = config.bootstrap_servers, config.connect_timeout_s
-    try:
-        lookup = TopicLookup(config, clock=clock)
-    except KafkaException as problem:
-        raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
+    lookup = _opened(config, clock)
     try:
         missing = lookup.missing(dict.fromkeys((config.input_topic, *outputs)), timeout_s)
         if set(missing) - {config.input_topic}:
@@ -174,6 +171,14 @@ def require_topics(config: KafkaConfig, outputs: Sequence[str], clock: Callable[
         raise _unanswered(config, error_of(problem)) from problem
     finally:
         lookup.close()
+
+
+def _opened(config: KafkaConfig, clock: Callable[[], float] = time.monotonic) -> TopicLookup:
+    """Raises ConfigError."""
+    try:
+        return TopicLookup(config, clock=clock)
+    except KafkaException as problem:
+        raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
 
 
 def _mention(config: KafkaConfig, topics: Iterable[str], timeout_s: float) -> None:
@@ -197,10 +202,7 @@ def describe_topics(config: KafkaConfig, names: Sequence[str], timeout_s: float 
 
     Raises ConfigError where no broker answers or a topic may not be looked at.
     """
-    try:
-        lookup = TopicLookup(config)
-    except KafkaException as problem:
-        raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
+    lookup = _opened(config)
     found = {}
     name = ""
     try:

@@ -17,7 +17,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from worker.adapters.kafka_records import headers_of, offset_of, partition_of, timestamp_of
+from worker.adapters.kafka_records import headers_of, offset_of, partition_at, partition_of, timestamp_of
 from worker.core.envelope import Headers
 from worker.errors import ConfigError, StreamRetriable
 from worker.ports import Output, Partition
@@ -153,7 +153,7 @@ class TopicReader:
                 if error.args[0].code() not in COORDINATOR_MOVES or time.monotonic() > until:
                     raise StreamRetriable(f"the group's offsets are not known: {error.args[0].str()}") from error
                 time.sleep(POLL_S)
-        return {Partition(at.topic, at.partition): at.offset for at in found if at.offset >= 0}
+        return {partition_at(at): at.offset for at in found if at.offset >= 0}
 
     def begins(self, topics: Sequence[str]) -> Mapping[Partition, int]:
         """The first offset of each partition that is still there. Raises ConfigError, StreamRetriable."""
@@ -175,7 +175,7 @@ class TopicReader:
         for at in told:
             if at.error:
                 raise StreamRetriable(f"offsets of {at.topic} [{at.partition}] are not known: {at.error.str()}")
-        return {Partition(at.topic, at.partition): at.offset for at in told}
+        return {partition_at(at): at.offset for at in told}
 
     def _since(self, partitions: Sequence[TopicPartition], since_ms: int) -> list[TopicPartition]:
         # Below zero Kafka means something else than a time.
