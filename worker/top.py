@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from worker.adapters.worker_page import WorkerPages
+from worker.core.printable import printable
 from worker.errors import ConfigError, EngineError, InvalidAnswer
-from worker.offline.metrics_page import printable, read_page
+from worker.offline.metrics_page import read_page
 from worker.offline.top import Flow, Latency, Look, Screen, WorkerLine, screen
 from worker.runtime.load import under_load
 

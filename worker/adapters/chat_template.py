@@ -11,6 +11,7 @@ import orjson
 from pydantic import ValidationError
 
 from worker.adapters.template_process import TemplateUnreadable, render
+from worker.core.printable import printable
 from worker.core.turns import Turns
 from worker.errors import ConfigError, PromptError
 
@@ -148,7 +149,7 @@ class _Renderer:
 
 def _printable(text: str) -> str:
     """A template may raise what it likes, and terminals obey some of it."""
-    return "".join(character if character.isprintable() else " " for character in text[:300])
+    return printable(text[:300], " ")
 
 
 def _messages(turns: Sequence[str], takes_system: bool) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from worker.core.printable import printable
 from worker.errors import InvalidAnswer
 from worker.telemetry import INFO, METRICS, Metric
 from worker.telemetry.names import prometheus_name
@@ -81,8 +82,3 @@ def _number(text: str) -> float | None:
 
 def _readable(value: str) -> str:
     return printable(re.sub(r'\\[\\"n]', lambda found: _ESCAPES[found[0]], value))[:MOST_CHARACTERS]
-
-
-def printable(text: str) -> str:
-    """Every character that a terminal might obey, or that turns the order of the others, shows as a question mark."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

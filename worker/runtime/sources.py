@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from worker.core.printable import printable
+
 MOST = 50
 OTHERS = "others"
 MOST_CHARACTERS = 40
@@ -26,4 +28,4 @@ def _shown(value: str | None) -> str:
     """One printable line of bounded length."""
     if value is None:
         return "-"
-    return "".join(char if char.isprintable() else "?" for char in value[:MOST_CHARACTERS])
+    return printable(value[:MOST_CHARACTERS])
