@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from worker import serving
-from worker.cli.arguments import Engine, LabelledFile, Part, Rules, engine_settings, makeable
-from worker.cli.extras import studies
+from worker.cli.arguments import Engine, LabelledFile, Part, Rules, makeable
+from worker.cli.extras import opened, studies
 from worker.cli.terminal import bar, bars, out
 from worker.console.benchmarks import (
     print_attacks,
@@ -24,7 +23,6 @@ from worker.console.benchmarks import (
 from worker.console.calibrations import print_calibration
 from worker.console.demo import print_demo, print_licence
 from worker.offline.spreadsheets import formula_note
-from worker.settings import load_settings
 
 app = typer.Typer()
 benchmark = typer.Typer(help="Measure what this software promises.", no_args_is_help=True)
@@ -67,8 +65,7 @@ def writing(
     engine: Engine = None,
 ) -> None:
     """The same model scores, and writes its answer (a word, JSON, after thinking): how often is each right?"""
-    settings, study = engine_settings(engine), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened(engine)
     with bars() as progress:
         work = study.writing_command(settings, rules, labelled, part, tickets, partial(bar, progress))
         rows = asyncio.run(work)
@@ -86,8 +83,7 @@ def attacks(
     engine: Engine = None,
 ) -> None:
     """How many attacked tickets end where their author wants; exit code 1 where it is more than alpha allows."""
-    settings, study = engine_settings(engine), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened(engine)
     with bars() as progress:
         start = partial(bar, progress)
         table = asyncio.run(study.attack_command(settings, rules, part, each, kind or [], every, start))
@@ -104,8 +100,7 @@ def questions(
     engine: Engine = None,
 ) -> None:
     """What a ticket takes with one question, two, three and so on: the cost of each that is added."""
-    settings, study = engine_settings(engine), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened(engine)
     with bars() as progress:
         costs = asyncio.run(study.question_costs(settings, rules, tickets, rounds, partial(bar, progress)))
     what = "CPU time" if settings.engine == "llama_cpp" else "time"
@@ -123,8 +118,7 @@ def splits(
     to: Annotated[Path, typer.Option("--to", help="Folder for rule set and scores.")] = Path("build/trials"),
 ) -> None:
     """Calibrate and check on many random splits of a public data set: how often is alpha really exceeded?"""
-    settings, study = engine_settings(engine), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened(engine)
     with bars() as progress:
         start = partial(bar, progress)
         work = study.splits(settings, name, data, to / name, rows, size or [100, 200, 400], splits, start)
@@ -139,8 +133,7 @@ def demo(
     tickets: Annotated[int, typer.Option(min=1, max=1000, help="Tickets of each rule set.")] = 60,
 ) -> None:
     """Route labelled tickets with an embedded broker, cache and model, twice."""
-    settings, study = load_settings(), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened()
     print_licence(out, study.licence_notice())
     with bars() as progress:
         work = study.demo(settings, folder, tickets, lambda label: bar(progress, label))
@@ -161,8 +154,7 @@ def trial(
     ),
 ) -> None:
     """Calibrate on one part of a public data set and route the other through Kafka, with the embedded engine."""
-    settings, study = load_settings(), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened()
     with bars() as progress:
         work = study.trial(settings, name, data, to / name, rows, alpha, delta, partial(bar, progress))
         made, calibrated, routed = asyncio.run(work)

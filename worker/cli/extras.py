@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from worker import serving
+from worker.cli.arguments import engine_settings
 from worker.errors import ConfigError
+from worker.settings import EngineName, Settings
 
 
 def studies() -> ModuleType:
@@ -16,3 +19,10 @@ def studies() -> ModuleType:
             f"this command needs '{error.name}': pip install 'ticket-router[offline,embedded]'"
         ) from error
     return module
+
+
+def opened(engine: EngineName | None = None) -> tuple[Settings, ModuleType]:
+    """Settings and commands for a study that asks an engine and prints what it finds. Raises ConfigError."""
+    settings, study = engine_settings(engine), studies()
+    serving.set_up_telemetry(settings, quiet=True)
+    return settings, study

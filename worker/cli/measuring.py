@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from worker import serving
 from worker.adapters.writing import WAYS
 from worker.cli.arguments import (
     JOURNAL,
@@ -21,12 +20,11 @@ from worker.cli.arguments import (
     Scores,
     UnlabelledFile,
     WhatIf,
-    engine_settings,
     makeable,
     one_way,
     writable,
 )
-from worker.cli.extras import studies
+from worker.cli.extras import opened, studies
 from worker.cli.terminal import bar, bars, out
 from worker.console.calibrations import (
     print_calibration,
@@ -84,8 +82,7 @@ def calibrate(
     ),
 ) -> None:
     """Fit a calibration on labelled tickets, certify thresholds, write calibration.json and a report."""
-    settings, study = engine_settings(engine), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened(engine)
     if history_shares is not None:
         if unlabelled is None or labelled is not None or question is not None:
             raise ConfigError("--history-shares goes with --unlabelled, and without --labelled and --question")
@@ -177,8 +174,7 @@ def evaluate(
         raise typer.BadParameter("--labelled, --question and --fail-over are for a calibration, not for --choices")
     if chat_template is not None and rules is not None:
         raise typer.BadParameter("--rules and --chat-template both say how the prompt is written: keep one")
-    settings, study = engine_settings(engine), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened(engine)
     if choices is not None:
         with bars() as progress:
             start = partial(bar, progress)
@@ -215,8 +211,7 @@ def selftest(
     ),
 ) -> None:
     """Is this engine usable? Flips between runs and label orders, positions, label mass, labels; exit code 1 if not."""
-    settings, study = engine_settings(engine), studies()
-    serving.set_up_telemetry(settings, quiet=True)
+    settings, study = opened(engine)
     with bars() as progress:
         start = partial(bar, progress)
         work = study.selftest_command(settings, rules, labelled, unlabelled, repeat, orders, start, question)

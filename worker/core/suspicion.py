@@ -121,9 +121,9 @@ class Flagger:
         self._usual: set[str] = set()
         self._usual = {
             word
-            for example in map(canonical, examples)
-            for part in self._foreign(_folded(example)[0])
-            for word in _WORD.findall(_folded(example)[0][slice(*part)])
+            for folded, _ in map(_folded, map(canonical, examples))
+            for part in self._foreign(folded)
+            for word in _WORD.findall(folded[slice(*part)])
         } - self._labels
         known = "|".join(rf"\b{re.escape(word)}" for word in words) or r"(?!)"
         own = sorted({_folded(cue)[0].rstrip(" :").strip() for cue in cues} - {""}, key=len, reverse=True)
