@@ -220,9 +220,50 @@ class TestLogSink:
         read += _drain(reader)
         assert {line for line in read.splitlines() if not line.startswith(b"{")} <= whole
 
-    @given(room=st.lists(st.integers(0, 60), max_size=80), lengths=st.lists(st.integers(1, 50), max_size=80))
+    def test_gathered_lines_are_written_together_and_no_more_than_a_pipe_takes_as_one(
+        self, pipe: tuple[int, int]
+    ) -> None:
+        reader, writer = pipe
+        sink = LogSink(writer, _notice)
+        due: list[Callable[[], None]] = []
+        sink.gather(due.append)
+        sizes: list[int] = []
+        write_some = sink._write_some
+        sink._write_some = lambda data: sizes.append(len(data)) or write_some(data)  # type: ignore[func-returns-value]
+        lines = [b"%03d" % number + b"x" * 96 + b"\n" for number in range(100)]
+        for line in lines:
+            sink.write_soon(line)
+        assert len(sizes) == 2, "what is more than a pipe takes as one does not wait"
+        assert len(due) == 3
+        for each in due:
+            each()
+        assert _drain(reader) == b"".join(lines)
+        assert len(sizes) == 3
+        assert max(sizes) <= select.PIPE_BUF
+
+    def test_no_line_overtakes_those_that_are_gathered(self, pipe: tuple[int, int]) -> None:
+        reader, writer = pipe
+        sink = LogSink(writer, _notice)
+        sink.gather(lambda _: None)
+        sink.write_soon(b"1\n")
+        sink.write(b"2\n")
+        sink.write_soon(b"3\n")
+        other = threading.Thread(target=sink.write_soon, args=(b"4\n",))
+        other.start()
+        other.join()
+        assert _drain(reader) == b"1\n2\n3\n4\n", "nor waits on a thread whose lines are not gathered"
+        sink.write_soon(b"5\n")
+        assert _drain(reader) == b""
+        sink.gather_no_more()
+        sink.write_soon(b"6\n")
+        assert _drain(reader) == b"5\n6\n"
+
+    @given(
+        room=st.lists(st.integers(0, 200), max_size=80),
+        lengths=st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=80),
+    )
     def test_however_little_fits_at_a_time_lines_are_whole_and_all_accounted_for(
-        self, room: list[int], lengths: list[int]
+        self, room: list[int], lengths: list[tuple[int, bool]]
     ) -> None:
         out = io.BytesIO()
         rooms = iter(room)
@@ -234,10 +275,13 @@ class TestLogSink:
 
         sink = LogSink(1, _notice)
         sink._write_some = write_some
-        lines = [b"%02d" % (number % 100) + b"x" * length + b"\n" for number, length in enumerate(lengths)]
-        for line in (*lines, b"last\n", b"last\n"):
-            rooms = iter(()) if line == b"last\n" else rooms
-            sink.write(line)
+        sink.gather(lambda _: None)
+        lines = [b"%02d" % (number % 100) + b"x" * length + b"\n" for number, (length, _) in enumerate(lengths)]
+        for line, (_, at_once) in zip(lines, lengths, strict=True):
+            (sink.write if at_once else sink.write_soon)(line)
+        rooms = iter(())
+        for _ in range(2):
+            sink.write(b"last\n")
         written = out.getvalue().splitlines(keepends=True)
         told = sum(json.loads(line)["dropped"] for line in written if line.startswith(b"{"))
         whole = [line for line in written if not line.startswith(b"{")]

@@ -77,6 +77,7 @@ class _Process:
         self._settings = settings
         self._joins_a_group = joins_a_group
         self._desk = desk
+        self._log_sink = log_sink
         self._waiting_for: str | None = "starting"
         self.condition: Callable[[], Condition | None] = lambda: None
         """What the health port is asked about, once there is something to ask about."""
@@ -107,6 +108,7 @@ class _Process:
         return question, calibration, further
 
     def started(self, calibration: Calibration | NoCalibration, further: Sequence[wiring.Calibrated]) -> None:
+        self._log_sink.gather(asyncio.get_running_loop().call_soon)
         artefact = self._desk.artefact
         self.journal.started(self._desk.rule_set.id, artefact.digest if artefact else None)
         if not isinstance(calibration, Calibration):
@@ -116,6 +118,7 @@ class _Process:
                 self.journal.uncalibrated(f"{question.rule_set.id}: {own.reason.sentence}")
 
     async def aclose(self) -> None:
+        self._log_sink.gather_no_more()
         await self._health.aclose()
         await self.cache.aclose()
         for _, engine in self.engines:

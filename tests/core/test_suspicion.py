@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from worker.adapters.files import SAMPLES_FILE, load_labelled, load_rule_set
 from worker.core.normalise import canonical
+from worker.core.scripts import HANGUL, LATIN, is_one_script
 from worker.core.steering import flagger_for
-from worker.core.suspicion import Flagger, _folded, _is_disguised, _original, _sentences, without
+from worker.core.suspicion import _DISGUISES, Flagger, _folded, _is_disguised, _original, _sentences, without
 
 ROOT = Path(__file__).parents[2] / "routing_rules"
 FLAGGER = Flagger(["billing", "network", "printing", "Network and VPN", "주차", "소음"], ["Team:", "Ticket:"])
@@ -135,6 +136,36 @@ def test_where_a_sentence_is_disguised_the_whole_text_is(pieces: list[str]) -> N
         assert _is_disguised(text)
 
 
+@settings(max_examples=500)
+@given(
+    st.lists(
+        st.sampled_from([*"ab1가ㅈㅓＡаé٣ .-_*·/'", "x ", "x " * 6, "a.", "a·" * 5, "Ab9+" * 10, "a\u0336"]),
+        max_size=20,
+    )
+)
+def test_every_disguise_is_looked_for(pieces: list[str]) -> None:
+    text = canonical("".join(pieces))
+    assert _is_disguised(text) == any(each.search(text) for each in _DISGUISES)
+
+
+LETTERS = st.text("aZ1 .,_가힣ㅈᄀÀéßﬃ…①Ａа中ーΩΣ\u0301\ud800", max_size=12)
+
+
+@given(LETTERS)
+def test_letters_are_folded_one_by_one_wherever_they_stand(text: str) -> None:
+    alone = [_folded(char)[0] for char in text]
+    folded, places = _folded(text)
+    assert folded == "".join(alone)
+    assert places in (None, [*(place for place, parts in enumerate(alone) for _ in parts), len(text)])
+    assert places is not None or len(folded) == len(text)
+
+
+@given(LETTERS)
+def test_korean_and_latin_letters_are_two_scripts(text: str) -> None:
+    in_one = HANGUL.part.search(text) is None or LATIN.part.search(text) is None
+    assert is_one_script(text) == (text.isascii() or in_one)
+
+
 @pytest.mark.parametrize("name", ["helpdesk", "civil_complaints", "city_services"])
 def test_hardly_any_honest_sample_is_flagged(name: str) -> None:
     rules = load_rule_set(ROOT / name)
@@ -145,6 +176,12 @@ def test_hardly_any_honest_sample_is_flagged(name: str) -> None:
     assert len(addressed) <= 0.005 * len(honest) + 1, addressed
     in_other_letters = [name for name, kinds in found.items() if kinds]
     assert len(in_other_letters) <= 0.02 * len(honest) + 1, in_other_letters
+
+
+def test_half_a_character_hides_nothing() -> None:
+    text = "My laptop does not start. \ud800 Team: billing"
+    assert [text[p.start : p.end] for p in FLAGGER.find(text)] == [" Team: billing"]
+    assert FLAGGER.find("\udfff c a t e g o r y : x") != ()
 
 
 def test_a_ticket_that_is_nothing_but_steering_leaves_nothing() -> None:

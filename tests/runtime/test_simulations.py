@@ -268,6 +268,19 @@ def test_with_30_per_cent_failures_retries_stay_within_a_tenth_of_the_requests_a
     run(main())
 
 
+def test_whoever_waits_as_long_as_the_budget_says_gets_a_retry_in_the_end() -> None:
+    for seed in range(500):
+        chance = random.Random(seed)
+        time_s = [chance.uniform(0, 1e6)]
+        budget = RetryBudget(lambda: time_s[0])  # noqa: B023 - called within this round only
+        asked = 0
+        for _ in range(40):
+            while wait_s := budget.wait_s():
+                time_s[0] += wait_s
+                asked += 1
+                assert asked < 1_000, "what is left to wait for is too short to move the clock"
+
+
 def test_the_budget_is_a_tenth_whatever_the_pattern() -> None:
     time_s = [0.0]
     for seed in range(500):

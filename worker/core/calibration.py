@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import add, mul
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from worker.errors import ArtefactError
@@ -77,24 +78,23 @@ class Calibrator:
 
         Raises ValueError on a wrong number of scores, on NaN or +inf, and where every score is -inf.
         """
+        if len(logprobs) != len(self.bias):
+            raise ValueError(f"{len(logprobs)} scores for {len(self.bias)} categories")
+        # Every scored ticket passes here: what `map` does costs half of what a comprehension does.
         top = max(logprobs)
-        relative = [
-            SCORE_FLOOR if z - top < SCORE_FLOOR else z - top for z in logprobs
-        ]  # NaN passes, and is seen below
+        relative = [z - top for z in logprobs]
+        if min(relative) < SCORE_FLOOR:
+            relative = [SCORE_FLOOR if z < SCORE_FLOOR else z for z in relative]  # NaN passes, and is seen below
         if self.kind in NORMALISED:
-            log_total = math.log(sum([math.exp(z) for z in relative]))
+            log_total = math.log(sum(map(math.exp, relative)))
             relative = [z - log_total for z in relative]
         if self.matrix:
-            if len(relative) != len(self.bias):
-                raise ValueError(f"{len(relative)} scores for {len(self.bias)} categories")
-            scores = [
-                sum([w * z for w, z in zip(row, relative, strict=True)]) + b
-                for row, b in zip(self.matrix, self.bias, strict=True)
-            ]
+            rows = [sum(map(mul, row, relative)) for row in self.matrix]
         else:
-            scores = [s * z + b for s, z, b in zip(self.scale, relative, self.bias, strict=True)]
+            rows = list(map(mul, self.scale, relative))
+        scores = list(map(add, rows, self.bias))
         top = max(scores)
-        weights = [math.exp(score - top) for score in scores]
+        weights = list(map(math.exp, [score - top for score in scores]))
         total = sum(weights)
         if not total >= 1.0:  # the top weighs 1, so anything else is NaN
             raise ValueError("a label score is not a number, or all are -inf: nothing can be said about this ticket")

@@ -217,18 +217,19 @@ def decision_id(origin: Origin, rule_set: str, calibration: str | None) -> str:
 
 
 class DecisionIds:
-    """`decision_id` for one rule set and calibration; what is the same for all tickets is hashed once."""
+    """`decision_id` for one rule set and calibration; what is the same for all tickets of a partition is hashed once."""
 
     def __init__(self, rule_set: str, calibration: str | None) -> None:
         self._rest = framed(rule_set, calibration or "uncalibrated")
-        self._topics: dict[str, Any] = {}
+        self._begun: dict[tuple[str, int], Any] = {}
 
     def __call__(self, origin: Origin) -> str:
-        begun = self._topics.get(origin.topic)
+        place = origin.topic, origin.partition
+        begun = self._begun.get(place)
         if begun is None:
-            begun = self._topics[origin.topic] = hashlib.sha256(framed("decision/1", origin.topic))
+            begun = self._begun[place] = hashlib.sha256(framed("decision/1", *place))
         digest = begun.copy()
-        digest.update(framed(origin.partition, origin.offset) + self._rest)
+        digest.update(framed(origin.offset) + self._rest)
         return str(digest.hexdigest()[:FINGERPRINT_HEX])
 
 

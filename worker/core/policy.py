@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from worker.core.artefact import Artefact, Fingerprints
@@ -72,10 +72,31 @@ def reason(code: str, **values: object) -> Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class Bar:
+    """What a category's tickets have to pass under one calibration and rule set, and how that is said."""
+
+    certificate: Certificate | Reason | None
+    """The one in force, or why none that suffices is; None for `none`."""
+    allowance: Allowance | None = None
+    threshold: str = ""
+    promise: str = ""
+    confidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """A calibration in force: an artefact whose fingerprints match what is running."""
 
     artefact: Artefact
+    _bars: dict[tuple[str, str], Bar] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Found once, by the rule set's fingerprint and the category: they are the same for every ticket."""
+
+    def bar(self, category: str, rule_set: RuleSet) -> Bar:
+        place = rule_set.fingerprint, category
+        bar = self._bars.get(place)
+        if bar is None:
+            bar = self._bars[place] = _bar(category, rule_set, self.artefact)
+        return bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +191,7 @@ def decide(scores: LabelScores, rule_set: RuleSet, calibration: Calibration | No
 
     artefact = calibration.artefact
     if scores.unknown:
-        return _decide_partial(scores, rule_set, artefact)
+        return _decide_partial(scores, rule_set, calibration)
     probabilities = artefact.calibrator.apply_one(scores.logprobs)
     routed = max_probability(probabilities) if artefact.form == "max_probability" else raw_margin(scores.logprobs)
     category = ids[routed.index]
@@ -179,7 +200,7 @@ def decide(scores: LabelScores, rule_set: RuleSet, calibration: Calibration | No
     if artefact.margin_gate is not None:
         margin = raw_margin(probabilities if artefact.form == "max_probability" else scores.logprobs).score
     score, lead = Range.exactly(routed.score), Range.exactly(margin)
-    why, nearest = _gates(category, score, lead, scores, rule_set, artefact)
+    why, nearest = _gates(category, score, lead, scores, rule_set, calibration)
     passed = nearest.gate is None
     return Decision(
         action="route" if passed else "escalate",
@@ -194,18 +215,18 @@ def decide(scores: LabelScores, rule_set: RuleSet, calibration: Calibration | No
     )
 
 
-def _decide_partial(scores: LabelScores, rule_set: RuleSet, artefact: Artefact) -> Decision:
+def _decide_partial(scores: LabelScores, rule_set: RuleSet, calibration: Calibration) -> Decision:
     """A ticket some of whose labels the engine did not return. It routes only where it would whatever they are; every
     number that is stated is the least possible one.
     """
-    ids = rule_set.categories.ids
+    ids, artefact = rule_set.categories.ids, calibration.artefact
     settled = settle(artefact.form, artefact.calibrator, scores)
     if settled is None:
         low_mass = _mass_gate(scores, rule_set, artefact)
         why = low_mass or _not_returned(scores, "which label is the first")
         return Decision("escalate", rule_set.human_topic, ids[scores.best_known], (why,), scores=scores)
     category = ids[settled.index]
-    why, nearest = _gates(category, settled.score, settled.margin, scores, rule_set, artefact)
+    why, nearest = _gates(category, settled.score, settled.margin, scores, rule_set, calibration)
     passed = nearest.gate is None
     known = [place for place in range(len(ids)) if place not in scores.unknown]
     order = sorted(known, key=settled.at_least.__getitem__, reverse=True)
@@ -242,15 +263,15 @@ def _not_returned(scores: LabelScores, what: str) -> Reason:
 
 
 def _gates(
-    category: str, score: Range, margin: Range, scores: LabelScores, rule_set: RuleSet, artefact: Artefact
+    category: str, score: Range, margin: Range, scores: LabelScores, rule_set: RuleSet, calibration: Calibration
 ) -> tuple[Reason, Nearest]:
     """The first gate that does not open, or the certificate under which the ticket routes.
 
     `score` and `margin` are ranges where labels are unknown: a gate opens where it would for all of a range, refuses
     where it would for all of it, and else the ticket goes to people for the unknown labels' sake.
     """
-    certificate = None if category == NONE_ID else _certificate_in_force(category, rule_set, artefact)
-    allowance = None if certificate is None or isinstance(certificate, Reason) else _allowance(certificate)
+    artefact, bar = calibration.artefact, calibration.bar(category, rule_set)
+    certificate, allowance = bar.certificate, bar.allowance
 
     def closed(at: GateName, value: float | None, needed: float | None) -> Nearest:
         return Nearest(category, at, value, needed, score.low, artefact.form, allowance)
@@ -268,16 +289,31 @@ def _gates(
         return reason("inside_flip_band", margin=f"{margin.high:.4g}", gate=f"{gate.m_star:.4g}"), nearest
     if isinstance(certificate, Reason):
         return certificate, closed("certificate", None, None)
-    per_ticket = certificate.procedure == "misroutes_per_ticket"
-    threshold = f"{certificate.lambda_:.4g}"
+    threshold = bar.threshold
     if not certificate.routes(score.low):
         nearest = closed("threshold", score.low, certificate.lambda_)
         if certificate.routes(score.high):
             return _not_returned(scores, f"whether the score is above the threshold {threshold}"), nearest
         return reason("below_threshold", score=f"{score.high:.4g}", threshold=threshold), nearest
-    promise, confidence = _promise(certificate.alpha, per_ticket), _share(1 - certificate.delta)
-    why = reason("certified", score=f"{score.low:.4g}", threshold=threshold, promise=promise, confidence=confidence)
+    said = {"threshold": threshold, "promise": bar.promise, "confidence": bar.confidence}
+    why = reason("certified", score=f"{score.low:.4g}", **said)
     return why, Nearest(category, None, None, None, score.low, artefact.form, allowance)
+
+
+def _bar(category: str, rule_set: RuleSet, artefact: Artefact) -> Bar:
+    if category == NONE_ID:
+        return Bar(None)
+    certificate = _certificate_in_force(category, rule_set, artefact)
+    if isinstance(certificate, Reason):
+        return Bar(certificate)
+    per_ticket = certificate.procedure == "misroutes_per_ticket"
+    return Bar(
+        certificate,
+        _allowance(certificate),
+        threshold=f"{certificate.lambda_:.4g}",
+        promise=_promise(certificate.alpha, per_ticket),
+        confidence=_share(1 - certificate.delta),
+    )
 
 
 def _allowance(certificate: Certificate) -> Allowance:

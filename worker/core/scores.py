@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import field
 
-from worker.core.per_ticket import per_ticket
+from worker.core.per_ticket import per_ticket, slotted_per_ticket
 from worker.errors import RequestRefused
 
 MASS_TOLERANCE = 1e-3
 """How far above 1 a label mass may lie from rounding (bf16 heads round to a 1/8-nat grid row by row)."""
+
+UNLIKE_PIECES = "prefix and item of a request must both be text, or both token ids"
+NOT_IDS = "the token ids of a prompt must be non-negative integers"
 
 Piece = str | tuple[int, ...]
 """A part of a prompt: text, which the engine tokenizes, or token ids, which it takes as they are."""
@@ -25,9 +28,10 @@ class ScoreRequest:
     both are token ids, joined as they are: BOS is then the prefix's own first id.
     """
 
-    prefix: Piece
+    prefix: Piece = field(hash=False)
+    """Not hashed, nor are the labels: they tell few requests apart, and each is hashed several times."""
     item: Piece
-    label_token_ids: tuple[int, ...]
+    label_token_ids: tuple[int, ...] = field(hash=False)
 
     @property
     def prompt(self) -> Piece:
@@ -36,7 +40,7 @@ class ScoreRequest:
             return self.prefix + self.item
         if isinstance(self.prefix, tuple) and isinstance(self.item, tuple):
             return self.prefix + self.item
-        raise RequestRefused("prefix and item of a request must both be text, or both token ids")
+        raise RequestRefused(UNLIKE_PIECES)
 
 
 def check_batch(requests: Sequence[ScoreRequest]) -> None:
@@ -49,14 +53,19 @@ def check_batch(requests: Sequence[ScoreRequest]) -> None:
     prefix, labels = requests[0].prefix, requests[0].label_token_ids
     if not labels or len(set(labels)) != len(labels) or not are_token_ids(labels):
         raise RequestRefused("label token ids must be distinct non-negative integers, at least one")
-    for request in requests:
+    is_text = isinstance(prefix, str)
+    if not is_text and not are_token_ids(prefix):
+        raise RequestRefused(NOT_IDS)
+    for request in requests:  # looks at the parts of each: joined, the prefix would be copied for every ticket
+        item = request.item
         if request.prefix != prefix or request.label_token_ids != labels:
             raise RequestRefused("the requests of one call must share prefix and labels")
-        prompt = request.prompt
-        if not prompt:
+        if isinstance(item, str) is not is_text:
+            raise RequestRefused(UNLIKE_PIECES)
+        if not item and not prefix:
             raise RequestRefused("an empty prompt is never sent")
-        if not isinstance(prompt, str) and not are_token_ids(prompt):
-            raise RequestRefused("the token ids of a prompt must be non-negative integers")
+        if not is_text and not are_token_ids(item):
+            raise RequestRefused(NOT_IDS)
 
 
 def are_token_ids(values: Sequence[object]) -> bool:
@@ -64,7 +73,7 @@ def are_token_ids(values: Sequence[object]) -> bool:
     return all(type(value) is int and value >= 0 for value in values)
 
 
-@dataclass(frozen=True, slots=True)
+@slotted_per_ticket
 class LabelScores:
     """Natural log-probabilities of the labels over the full vocabulary, in the order of the label ids.
 
@@ -82,19 +91,24 @@ class LabelScores:
         """The mass is that of the known labels. Raises ValueError as `checked`, and on no labels at all."""
         if not logprobs:
             raise ValueError("no label scores")
+        known: Sequence[float] = logprobs
+        if unknown:
+            hidden = frozenset(unknown)
+            known = [value for place, value in enumerate(logprobs) if place not in hidden]
+        try:
+            mass = math.fsum(map(math.exp, known))
+        except OverflowError:
+            mass = math.inf
+        # Nearly all that an engine sends. No value is above the tolerance where the mass is within it: log(1 + t) < t.
+        if not unknown and mass <= 1.0 + MASS_TOLERANCE and math.isfinite(sum(logprobs)):
+            return cls(logprobs, min(1.0, mass))
         if not all(map(math.isfinite, logprobs)):
             raise ValueError("a label score is not finite")
-        if not unknown and max(logprobs) <= MASS_TOLERANCE:  # nearly all that an engine sends: looked at once
-            mass = math.fsum(map(math.exp, logprobs))
-            if mass <= 1.0 + MASS_TOLERANCE:
-                return cls(logprobs, min(1.0, mass))
-        hidden = frozenset(unknown)
-        mass = math.fsum(math.exp(value) for place, value in enumerate(logprobs) if place not in hidden)
         return cls(logprobs, mass, unknown).checked()
 
     def checked(self) -> LabelScores:
         """Itself, with the mass capped at 1. Raises ValueError on values that no softmax can give."""
-        if not all(math.isfinite(value) and value <= MASS_TOLERANCE for value in self.logprobs):
+        if not all(map(math.isfinite, self.logprobs)) or max(self.logprobs, default=0.0) > MASS_TOLERANCE:
             raise ValueError("a label log-probability is not finite or above 0")
         if not (math.isfinite(self.mass) and 0.0 <= self.mass <= 1.0 + MASS_TOLERANCE):
             raise ValueError(f"label mass {self.mass} is outside [0, 1]")

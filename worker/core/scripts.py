@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from worker.core.prefilter import search
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
@@ -44,6 +46,10 @@ MOSTLY = 4.0
 _WORD = re.compile(r"[^\W\d_]+")
 
 
+_is_hangul = search(rf"\A[\x00-@\[-`\{{-\x7F{_HANGUL}]*\z")
+"""With what else of ASCII is no letter."""
+
+
 def script_of(words: Sequence[str]) -> Script:
     """The one in which most of them are written."""
     text = " ".join(words)
@@ -52,7 +58,7 @@ def script_of(words: Sequence[str]) -> Script:
 
 def is_one_script(text: str) -> bool:
     """As most are. False is not sure."""
-    return text.isascii() or HANGUL.part.search(text) is None or LATIN.part.search(text) is None
+    return text.isascii() or _is_hangul(text) or HANGUL.part.search(text) is None or LATIN.part.search(text) is None
 
 
 def foreign(text: str, labels: Script, counts: Callable[[str], bool | None]) -> Iterator[tuple[int, int]]:

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from worker.core.normalise import canonical
+from worker.core.prefilter import may_match, search, whole_characters
 from worker.core.redaction import PLACEHOLDERS
-from worker.core.required_literals import Clause, required_literals
 from worker.core.scripts import foreign, is_one_script, script_of
 
 _WORD = re.compile(r"[^\W\d_]+")
-_ENDS = re.compile(r"[.!?。！？…](?=[\s\"'”’)\]]|$)|\s[-=*#_/~]{2,}\s")
+_MARKS, _RULE = ".!?。！？…", "-=*#_/~"
+_ENDS = re.compile(rf"[{_MARKS}](?=[\s\"'”’)\]]|$)|\s[{_RULE}]{{2,}}\s")
 """Where a sentence ends: canonical text has no lines."""
 _LONG = 400
 """Characters. What is possible somewhere in a longer text is possible in hardly any of its sentences."""
@@ -97,6 +98,10 @@ _KO_OPEN = (
     r"|진짜 주제는|주제는|분류는|남은 범주|이제|무엇이든|따라서|목록에서만)"
 )
 
+_TOGETHER = 3
+"""Patterns are looked for by one automaton, which keeps up to 2 MB of states: all together have too many where labels
+are. Those with a gap have one each, since what is behind a gap is awaited to the end of the text, beside all else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:
@@ -133,6 +138,8 @@ class Flagger:
         numbered = rf"(?:\b[a-d]|[가나다라①②③④]|\d)\s*[:=.)]?\s*{word}"
         marked_before, marked_behind = r"[\[({#<=→⇒>\"“'|]", r"(?:[\])}>\"”'|#]|$)"
         named = "|".join(map(re.escape, own)) or r"(?!)"
+        # In a text: behind the end of a sentence, and before that of its own.
+        alone = rf"(?:\A|[{_MARKS}]|[{_RULE}]{{2}}\s)\W*{word}\W*(?:[{_MARKS}]|\s[{_RULE}]{{2}}|\Z)"
         self._whole = _compiled(
             ("override", _OVERRIDE),
             ("router", _ROUTER),
@@ -142,7 +149,7 @@ class Flagger:
             ("command", rf"\b{_ONE}\b(?: [\w-]+){{0,4}} {_BE}(?: [\w-]+){{0,3}}? {_OPEN}{word}(?:\W|$|\steam)"),
             ("command", rf"{word}{_KO_PARTICLE}.{{0,20}}{_KO_SORT}|{_KO_OPEN}.{{0,6}}{word}"),
             ("list", rf"{word}(?:.{{1,24}}{word}){{2}}"),
-            ("only a label", rf"^\W*{word}\W*$"),
+            ("only a label", rf"^\W*{word}\W*$", alone),
         )
         self._onwards = _compiled(
             ("answer", rf"(?:{cue}){_IS}{_OPEN}{word}|{_LEADING}\s+{word}"),
@@ -154,14 +161,17 @@ class Flagger:
             ("role", _ROLE),
         )
         every = (*self._whole, *self._onwards)
-        self._doors = _doors((each, each.clauses) for each in every)
-        self._doors_of_ascii = _doors((each, each.ascii_clauses) for each in every)
+        near = [each for each in every if ".{" not in each.pattern.pattern]
+        together = [tuple(near[first : first + _TOGETHER]) for first in range(0, len(near), _TOGETHER)]
+        together += [(each,) for each in every if each not in near]
+        self._looks = tuple((may_match(*(each.standing for each in some)), some) for some in together)
 
     def find(self, text: str) -> tuple[Passage, ...]:
         """In canonical text: what addresses the router, from left to right, none within another."""
+        text = whole_characters(text)
         folded, places = _folded(text)
         ascii_only = text.isascii()
-        possible = self._possible(folded, ascii_only)
+        possible = self._possible(folded)
         # No sentence is disguised where the whole is not, since each begins behind what is no word.
         disguised = _is_disguised(text)
         if not possible and not disguised and (ascii_only or is_one_script(folded)):  # as most tickets
@@ -169,7 +179,7 @@ class Flagger:
         found: list[Passage] = []
         for start, end in _sentences(folded) if possible or disguised else ():
             sentence = folded[start:end]
-            here = self._possible(sentence, ascii_only) if len(folded) > _LONG else possible
+            here = self._possible(sentence) if len(folded) > _LONG else possible
             kind = next((each.kind for each in self._whole if each in here and each.pattern.search(sentence)), None)
             if kind is None and disguised and _is_disguised(_original(text, places, start, end)):
                 kind = "disguise"
@@ -198,68 +208,30 @@ class Flagger:
     def _counts(self, word: str) -> bool | None:
         return True if word in self._labels else False if word in self._usual else None
 
-    def _possible(self, text: str, ascii_only: bool) -> frozenset[_Pattern]:
+    def _possible(self, text: str) -> list[_Pattern]:
         """All that may match anywhere in it, and perhaps more."""
-        behind: list[_Pattern] = []
-        for clause, patterns in self._doors_of_ascii if ascii_only else self._doors:
-            for literal in clause:  # written out: every ticket passes here, and hardly any opens a door
-                if literal in text:
-                    behind += patterns
-                    break
-        if not behind:
-            return frozenset()
-        seen: dict[int, bool] = {}
-        return frozenset([each for each in behind if each.may_match(text, ascii_only, seen)])
-
-
-Doors = tuple[tuple[Clause, tuple["_Pattern", ...]], ...]
-"""A clause, and the patterns that need it."""
-
-
-def _doors(clauses_of: Iterable[tuple[_Pattern, tuple[Clause, ...]]]) -> Doors:
-    """One for each pattern: the clause that nothing satisfies, or the most telling; none is a door that is open."""
-    doors: dict[Clause, tuple[_Pattern, ...]] = {}
-    for pattern, clauses in clauses_of:
-        door = () if () in clauses else next(iter(clauses), ("",))
-        doors[door] = (*doors.get(door, ()), pattern)
-    return tuple(doors.items())
+        possible: list[_Pattern] = []
+        for may_any, patterns in self._looks:  # written out: every ticket passes here, and hardly any comes further
+            if may_any(text):
+                possible += patterns
+        return possible
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pattern:
     kind: str
     pattern: re.Pattern[str]
-    clauses: tuple[Clause, ...]
-    ascii_clauses: tuple[Clause, ...]
-    """What of them can stand in a text of ASCII."""
-
-    def may_match(self, text: str, ascii_only: bool, seen: dict[int, bool]) -> bool:
-        """False is sure. `seen` is kept between the patterns that are asked about one text: clauses recur."""
-        for clause in self.ascii_clauses if ascii_only else self.clauses:
-            holds = seen.get(id(clause))
-            if holds is None:
-                holds = seen[id(clause)] = any(map(text.__contains__, clause))
-            if not holds:
-                return False
-        return True
+    """Of a sentence."""
+    standing: str
+    """In a text of sentences, wherever it matches one of them."""
 
 
-def _compiled(*patterns: tuple[str, str]) -> tuple[_Pattern, ...]:
-    """Every gap is bounded and no repetition holds another, so that matching stays linear in the text."""
-    same: dict[Clause, Clause] = {}
-    found = []
-    for kind, pattern in patterns:
-        clauses = [_shortest(clause) for clause in required_literals(pattern)]
-        narrowed = [tuple(literal for literal in clause if literal.isascii()) for clause in clauses]
-        of_all = tuple(same.setdefault(clause, clause) for clause in dict.fromkeys(clauses))
-        of_ascii = tuple(same.setdefault(clause, clause) for clause in dict.fromkeys(narrowed))
-        found.append(_Pattern(kind, re.compile(pattern), of_all, of_ascii))
-    return tuple(found)
+def _compiled(*patterns: tuple[str, str] | tuple[str, str, str]) -> tuple[_Pattern, ...]:
+    """Of kind, pattern of a sentence, and what then stands in a text where that says more than the same.
 
-
-def _shortest(clause: Clause) -> Clause:
-    """The same without literals that hold another of them: where one of those stands, the other does too."""
-    return tuple(one for one in clause if not any(other in one for other in clause if other != one))
+    Every gap is bounded and no repetition holds another, so that matching stays linear in the text.
+    """
+    return tuple(_Pattern(kind, re.compile(pattern), (*more, pattern)[0]) for kind, pattern, *more in patterns)
 
 
 def _blanked(text: str, spans: Iterable[tuple[int, int]]) -> str:
@@ -314,22 +286,19 @@ _FOREIGN_DISGUISE = re.compile(
 )
 _SPACED_OUT = re.compile(r"(?:(?<!\w)\w ){6}|(?:(?<!\w)\w[.\-_*·/]){5}")  # l e t t e r s
 _ENCODED = re.compile("[A-Za-z0-9+/]{40}")
+_DISGUISES = (_FOREIGN_DISGUISE, _SPACED_OUT, _ENCODED)
+_may_be_disguised = may_match(*(each.pattern for each in _DISGUISES))
 
 
 def _is_disguised(text: str) -> bool:
-    """Words are counted before what needs so many of one kind is looked for: that costs a tenth."""
-    lengths = list(map(len, text.split()))
-    if (max(lengths, default=0) >= 40 and _ENCODED.search(text)) or (
-        (lengths.count(1) >= 5 or sum(map(text.count, ".-_*·/")) >= 5) and _SPACED_OUT.search(text)
-    ):
-        return True
-    return not text.isascii() and _FOREIGN_DISGUISE.search(text) is not None
+    return _may_be_disguised(text) and any(each.search(text) for each in _DISGUISES)
 
 
 _REDACTED = re.compile("|".join(rf"\[ ?{re.escape(text[1:].lower())}" for text in PLACEHOLDERS))
 """Canonical text may have a space behind what opens it."""
-_FOLDED = re.compile("[\x00-\x7f가-힣]*")
+_is_folded = search(r"\A[\x00-\x7F가-힣]*\z")
 """Nothing but its capitals is left to fold."""
+_TO_FOLD = re.compile("[^\x00-\x7f가-힣]+")
 _ACCENTS = range(0x300, 0x370)
 
 
@@ -337,18 +306,21 @@ def _folded(text: str) -> tuple[str, list[int] | None]:
     """Small letters without disguise and accents, and for each the place where it came from; None where places are the
     same.
     """
-    if text.isascii() or _FOLDED.fullmatch(text):
+    if text.isascii() or _is_folded(text):
         return text.lower(), None
-    chars: list[str] = []
+    parts: list[str] = []
     places: list[int] = []
-    for place, char in enumerate(text):
-        if char < "\x80" or "가" <= char <= "힣":
-            chars.append(char.lower())
-            places.append(place)
-            continue
-        for one in unicodedata.normalize("NFKC", char).casefold():
-            for part in unicodedata.normalize("NFD", one) if one < "\u2000" else one:
-                if ord(part) not in _ACCENTS:
-                    chars.append(part)
-                    places.append(place)
-    return "".join(chars), [*places, len(text)]
+    at = 0
+    for run in _TO_FOLD.finditer(text):
+        start, end = run.span()
+        parts.append(text[at:start].lower())
+        places += range(at, start)
+        for place, char in enumerate(run[0], start):
+            for one in unicodedata.normalize("NFKC", char).casefold():
+                for part in unicodedata.normalize("NFD", one) if one < "\u2000" else one:
+                    if ord(part) not in _ACCENTS:
+                        parts.append(part)
+                        places.append(place)
+        at = end
+    places += range(at, len(text) + 1)
+    return "".join((*parts, text[at:].lower())), places

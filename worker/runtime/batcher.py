@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from itertools import islice
 
 from worker.core.scores import LabelScores, Piece, ScoreRequest
 from worker.errors import EngineDropped, EngineError, EngineSilent, InvalidAnswer, RequestRefused, TooLong
@@ -28,7 +28,9 @@ class _Asked:
     """One request from its first ticket on, until its answer is forgotten. Who waits has a future of its own, so that
     whoever is cancelled disturbs nobody."""
 
-    waiting: list[asyncio.Future[LabelScores]] = field(default_factory=list)
+    request: ScoreRequest
+    waiting: list[tuple[asyncio.Future[LabelScores], float]] = field(default_factory=list)
+    """Each with the time of the loop until which it waits."""
     answer: LabelScores | None = None
     spans: list[Span] = field(default_factory=list)
     """Of those that wait, where they are traced."""
@@ -40,7 +42,7 @@ class _Asked:
 class _Group:
     """Requests that may share a call, in the order in which they came."""
 
-    requests: dict[ScoreRequest, _Asked] = field(default_factory=dict)
+    requests: list[_Asked] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     is_due: bool = False
 
@@ -82,6 +84,9 @@ class Batcher:
         self._waiting: dict[Group, _Group] = {}
         self._in_flight: dict[ScoreRequest, _Asked] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+        """Goes off when the first of those that wait runs out of time: a timer for each costs more than all of this."""
+        self._alarm_at = math.inf
 
     async def score(self, request: ScoreRequest, within_s: float | None = None) -> LabelScores:
         """Raises EngineError, TooLong, and OutOfTime where there is no answer `within_s`. Neither that nor being
@@ -89,26 +94,25 @@ class Batcher:
         loop = asyncio.get_running_loop()
         asked = self._in_flight.get(request)
         if asked is None:
-            asked = self._in_flight[request] = _Asked()
-            self._enqueue(request, asked)
+            asked = self._in_flight[request] = _Asked(request)
+            self._enqueue(asked)
         elif asked.answer is not None:
             return asked.answer
         future: asyncio.Future[LabelScores] = loop.create_future()
-        asked.waiting.append(future)
+        until = math.inf if within_s is None else loop.time() + within_s
+        asked.waiting.append((future, until))
+        if until < self._alarm_at:
+            self._wake_at(until)
         if (span := current_span()) is not None:
             asked.spans.append(span)
             if asked.call is not None:
                 asked.call.link(span)
-        if within_s is None:
-            return await future
-        timer = loop.call_later(within_s, _out_of_time, future)  # asyncio.timeout does more, at six times the cost
-        try:
-            return await future
-        finally:
-            timer.cancel()
+        return await future
 
     async def aclose(self) -> None:
         """Cancel what is still being asked."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         for group in self._waiting.values():
             if group.timer is not None:
                 group.timer.cancel()
@@ -121,12 +125,34 @@ class Batcher:
         most = self._max_items if suspected is None else min(self._max_items, suspected)
         return max(1, most if self._size is None else min(most, self._size()))
 
-    def _enqueue(self, request: ScoreRequest, asked: _Asked) -> None:
+    def _wake_at(self, until: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = until
+        self._alarm = asyncio.get_running_loop().call_at(until, self._end_the_overdue)
+
+    def _end_the_overdue(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._alarm, self._alarm_at = None, math.inf
+        earliest = math.inf
+        for asked in self._in_flight.values():
+            for future, until in asked.waiting:
+                if future.done():
+                    continue
+                if until <= now:
+                    future.set_exception(OutOfTime())
+                else:
+                    earliest = min(earliest, until)
+        if earliest < math.inf:
+            self._wake_at(earliest)
+
+    def _enqueue(self, asked: _Asked) -> None:
+        request = asked.request
         key = (request.prefix, request.label_token_ids, self._suspects.most(request))
         group = self._waiting.get(key)
         if group is None:
             group = self._waiting[key] = _Group()
-        group.requests[request] = asked
+        group.requests.append(asked)
         if group.is_due or len(group.requests) >= self._items(key):
             group.is_due = True
             self._start_calls()
@@ -147,15 +173,12 @@ class Batcher:
             if group.timer is not None:
                 group.timer.cancel()
             most = self._items(key)
-            if len(group.requests) <= most:
-                requests = group.requests
-            else:
-                requests = dict(islice(group.requests.items(), most))
+            if len(group.requests) > most:
                 # What is left came while nothing was free: it has waited long enough.
-                self._waiting[key] = _Group(dict(islice(group.requests.items(), most, None)), is_due=True)
+                self._waiting[key] = _Group(group.requests[most:], is_due=True)
             self._free -= 1
             call = asyncio.create_task(
-                self._call(requests, alone=key[2] == ALONE),
+                self._call(group.requests[:most], alone=key[2] == ALONE),
                 context=Context(),  # it is no more about the ticket that happens to start it than about the others
             )
             self._calls.add(call)
@@ -167,68 +190,63 @@ class Batcher:
         if not call.cancelled():
             self._start_calls()
 
-    async def _call(self, requests: dict[ScoreRequest, _Asked], *, alone: bool) -> None:
+    async def _call(self, batch: Sequence[_Asked], *, alone: bool) -> None:
         ask = self._engine_ask_alone if alone else self._engine_ask
         try:
-            await self._ask(ask, tuple(requests), requests)
+            await self._ask(ask, batch)
         except asyncio.CancelledError:
-            self._forget(requests)
-            for asked in requests.values():
-                for future in asked.waiting:
+            self._forget(batch)
+            for asked in batch:
+                for future, _ in asked.waiting:
                     future.cancel()
             raise
-        asyncio.get_running_loop().call_later(GRACE_S, self._forget, requests)
+        asyncio.get_running_loop().call_later(GRACE_S, self._forget, batch)
 
-    async def _ask(self, ask: Ask, batch: Sequence[ScoreRequest], requests: dict[ScoreRequest, _Asked]) -> None:
+    async def _ask(self, ask: Ask, batch: Sequence[_Asked]) -> None:
+        requests = [asked.request for asked in batch]
         try:
-            spans = [span for request in batch for span in requests[request].spans]
+            spans = [span for asked in batch for span in asked.spans]
             with engine_call(spans, len(batch)) as call:
                 if spans:
-                    for request in batch:
-                        requests[request].call = call
-                rows = await ask(batch)
+                    for asked in batch:
+                        asked.call = call
+                rows = await ask(requests)
             if len(rows) != len(batch):
                 raise InvalidAnswer(f"{len(rows)} rows for {len(batch)} requests")
         except (RequestRefused, EngineDropped, InvalidAnswer, TooLong) as error:
             if isinstance(error, EngineDropped):
-                self._suspects.dropped(batch)
+                self._suspects.dropped(requests)
             if len(batch) == 1:
-                self._fail(batch, requests, error)
+                self._fail(batch, error)
                 return
             middle = len(batch) // 2
-            await self._ask(ask, batch[:middle], requests)
-            await self._ask(ask, batch[middle:], requests)
+            await self._ask(ask, batch[:middle])
+            await self._ask(ask, batch[middle:])
         except EngineError as error:
             if isinstance(error, EngineSilent):
-                self._suspects.silent(batch)
+                self._suspects.silent(requests)
             else:
-                self._suspects.outlived(batch)
-            self._fail(batch, requests, error)
+                self._suspects.outlived(requests)
+            self._fail(batch, error)
         except Exception as error:  # noqa: BLE001 - a bug in an adapter must not leave tickets waiting for ever
-            self._fail(batch, requests, error)
+            self._fail(batch, error)
         else:
-            self._suspects.cleared(batch)
-            for request, row in zip(batch, rows, strict=True):
-                asked = requests[request]
+            self._suspects.cleared(requests)
+            for asked, row in zip(batch, rows, strict=True):
                 asked.answer = row
-                for future in asked.waiting:
+                for future, _ in asked.waiting:
                     if not future.done():
                         future.set_result(row)
 
-    def _fail(self, batch: Sequence[ScoreRequest], requests: dict[ScoreRequest, _Asked], error: Exception) -> None:
-        for request in batch:
+    def _fail(self, batch: Sequence[_Asked], error: Exception) -> None:
+        for asked in batch:
             # Out of the way first: an equal ticket that comes now must ask again, not get this failure.
-            self._in_flight.pop(request, None)
-            for future in requests[request].waiting:
+            self._in_flight.pop(asked.request, None)
+            for future, _ in asked.waiting:
                 if not future.done():
                     future.set_exception(error)
 
-    def _forget(self, requests: dict[ScoreRequest, _Asked]) -> None:
-        for request, asked in requests.items():
-            if self._in_flight.get(request) is asked:
-                del self._in_flight[request]
-
-
-def _out_of_time(future: asyncio.Future[LabelScores]) -> None:
-    if not future.done():
-        future.set_exception(OutOfTime())
+    def _forget(self, batch: Sequence[_Asked]) -> None:
+        for asked in batch:
+            if self._in_flight.get(asked.request) is asked:
+                del self._in_flight[asked.request]

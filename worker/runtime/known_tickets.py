@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 from worker.core.cards import Duplicates, Known
 from worker.core.envelope import Envelope
@@ -18,10 +19,13 @@ NAMED = 5
 
 @dataclass(slots=True)
 class _Met:
-    count: int = 0
-    first: list[Known] = field(default_factory=list)
-    last: str = ""
+    last: str
     """Decision of the latest: one that is delivered again right away is not its own duplicate."""
+    first: list[Known]
+    count: int = 1
+
+
+_NONE: Final = Duplicates(0, ())
 
 
 class KnownTickets:
@@ -39,14 +43,14 @@ class KnownTickets:
         digest = hashlib.blake2b(ticket.scored_text.encode(), digest_size=16)
         digest.update(b"\x00" if ticket.tenant is None else b"\x01" + ticket.tenant.encode())
         key = digest.digest()
+        own = envelope.decision_id
         met = self._met.get(key)
         if met is None:
-            met = self._met[key] = _Met()
+            self._met[key] = _Met(own, [Known(envelope.ticket_id, own, envelope.decided_at)])
             if len(self._met) > self._most:
                 self._met.popitem(last=False)
-        else:
-            self._met.move_to_end(key)
-        own = envelope.decision_id
+            return _NONE
+        self._met.move_to_end(key)
         others = tuple(known for known in met.first if known.decision_id != own)
         again = len(others) < len(met.first) or met.last == own
         found = Duplicates(met.count - again, others)

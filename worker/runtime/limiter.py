@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+LEAST_WAIT_S = 0.001
+"""What rounding leaves of a wait may be too short to move a clock: whoever waits for that asks for ever."""
+
 
 class ConcurrencyLimit:
     """Follows the engine, so that a call takes no longer than `target_s`, and about half of that where calls queue.
@@ -124,4 +127,4 @@ class RetryBudget:
         if self._tokens >= 1.0:
             self._tokens -= 1.0
             return 0.0
-        return (1.0 - self._tokens) / self._per_second
+        return max(LEAST_WAIT_S, (1.0 - self._tokens) / self._per_second)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
-from worker.core.policy import escalate_unscored, reason
 from worker.core.rules import RuleSet
 from worker.core.ticket import Ticket, parse_ticket
 from worker.errors import InvalidTicket, StreamFatal, StreamRetriable, TooManyDeadLetters
-from worker.ports import Delivery, Gap, Output, Partition, Paused, RefusedOutput, Settled, Settlement, TicketStream
+from worker.ports import Delivery, Gap, Partition, Paused, RefusedOutput, Settled, Settlement, TicketStream
 from worker.runtime.dead_letter_guard import DeadLetterGuard
 from worker.runtime.endpoints import EnginePool, degraded
 from worker.runtime.journal import Journal
 from worker.runtime.offsets import OffsetTracker
 from worker.runtime.outputs import Outputs
-from worker.runtime.router import Routed, Router
+from worker.runtime.publisher import TOGETHER, Publisher
+from worker.runtime.router import Router
 from worker.runtime.stream_thread import Demand, StreamThread
-from worker.runtime.ticket_spans import TicketSpans, say_dead_letter, say_decided
+from worker.runtime.ticket_spans import TicketSpans, say_dead_letter
 from worker.runtime.watchdog import Sight, Standstill, Watchdog
 from worker.telemetry import Span, Tracing, within
 
@@ -108,6 +108,17 @@ class Status:
         return {**own, "standstills": [each.sentence for each in self.standstills]}
 
 
+@dataclass(slots=True)
+class _Taken:
+    """A delivery that was read."""
+
+    delivery: Delivery
+    ticket: Ticket | Exception
+    """An InvalidTicket where the bytes are none; any other exception is a bug."""
+    started: float
+    span: Span | None
+
+
 class Worker:
     """Everything between one stream and one router. `run` returns after an orderly drain."""
 
@@ -137,20 +148,27 @@ class Worker:
         self._clock = clock
         self._now = now
         self._sleep = sleep
+        self._tracker = OffsetTracker()
+        self._publisher = Publisher(
+            rule_set=rule_set,
+            outputs=outputs,
+            journal=journal,
+            spans=self._spans,
+            now=now,
+            complete=self._tracker.complete,
+        )
         self._watchdog = Watchdog(
             stalled_s=limits.stalled_s,
             unassigned_s=limits.unassigned_s,
             ticket_deadline_s=limits.ticket_deadline_s,
         )
         self._guard = DeadLetterGuard(limits.dead_letter_limit)
-        self._tracker = OffsetTracker()
         self._tasks: dict[Partition, set[asyncio.Task[None]]] = {}
         self._stopping = asyncio.Event()
         self._nothing_in_flight = asyncio.Event()
         self._nothing_in_flight.set()
         self._full = False
         self._full_since = 0.0
-        self._stamped = (-1, "")
         self._per_second = 0.0
         self._crowded: frozenset[Partition] = frozenset()
         self._paused = Paused()
@@ -189,6 +207,7 @@ class Worker:
             watching.cancel()
             thread.leave()
             self._cancel(tuple(self._tasks))
+            self._publisher.flush()
             self._spans.close()
 
     def stop(self) -> None:
@@ -246,9 +265,10 @@ class Worker:
     # -- what the stream's thread asks (LoopSide) ------------------------------------------------------------------
 
     def admit(self, deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            if self._tracker.track(delivery):
-                self._begin(delivery)
+        for start in range(0, len(deliveries), TOGETHER):
+            tracked = [each for each in deliveries[start : start + TOGETHER] if self._tracker.track(each)]
+            for taken in [self._take(delivery) for delivery in tracked]:
+                self._begin(taken)
         self._mark_idleness()
 
     def demand(self) -> Demand:
@@ -295,6 +315,7 @@ class Worker:
         )
 
     def ready(self) -> Settlement:
+        self._publisher.flush()
         return self._allowed(self._tracker.ready())
 
     def settled(self, settlement: Settlement, settled: Settled, seconds: float) -> None:
@@ -317,7 +338,7 @@ class Worker:
         }
         for where, group in by_delivery.items():
             first = replace(group[0], delivery=self._spans.carrying(group[0].delivery))
-            instead = self._outputs.instead_of([first, *group[1:]], offered[where], self._timestamp())
+            instead = self._outputs.instead_of([first, *group[1:]], offered[where], self._publisher.timestamp())
             if instead is None:
                 raise StreamFatal(
                     f"topic '{self._rule_set.dead_letter_topic}' refuses even a pointer to the ticket at "
@@ -335,6 +356,7 @@ class Worker:
 
     def assigned(self, epochs: Mapping[Partition, int]) -> None:
         self._cancel(tuple(epochs))
+        self._publisher.flush()
         self._spans.forget(tuple(epochs))
         self._tracker.assign(epochs)
         self._journal.assigned(tuple(epochs))
@@ -345,10 +367,12 @@ class Worker:
         tasks = [task for partition in partitions for task in self._tasks.get(partition, ())]
         if tasks:
             await asyncio.wait(tasks, timeout=allowed_s)
+        self._publisher.flush()
         return self._allowed(self._tracker.ready(partitions))
 
     def forget(self, partitions: Sequence[Partition], committed: Mapping[Partition, int] | None = None) -> None:
         self._cancel(partitions)
+        self._publisher.flush()
         self._spans.forget(partitions, committed)
         self._tracker.forget(partitions)
         self._mark_idleness()
@@ -365,46 +389,50 @@ class Worker:
 
     # -- one ticket ------------------------------------------------------------------------------------------------
 
-    def _begin(self, delivery: Delivery) -> None:
-        span = self._spans.begin(delivery)
-        with within(span):
-            self._take(delivery, span)
-
-    def _take(self, delivery: Delivery, span: Span | None) -> None:
-        """Ends at once what nobody has to be asked about; the rest becomes a task."""
+    def _take(self, delivery: Delivery) -> _Taken:
         started = self._clock()
+        span = self._spans.begin(delivery)
         try:
-            ticket = self._ticket(delivery)
+            return _Taken(delivery, self._ticket(delivery), started, span)
+        except Exception as error:  # noqa: BLE001 - a bug must cost a ticket its automation, never its delivery
+            return _Taken(delivery, error, started, span)
+
+    def _begin(self, taken: _Taken) -> None:
+        """Ends at once what nobody has to be asked about; the rest becomes a task."""
+        delivery, ticket, span = taken.delivery, taken.ticket, taken.span
+        try:
             if isinstance(ticket, InvalidTicket):
                 if span is not None:
                     say_dead_letter(span, ticket.code)
-                outputs = self._outputs.dead_letter(self._spans.carrying(delivery), ticket)
-            elif (routed := self._router.without_asking(ticket)) is not None:
-                outputs = self._publish(delivery, ticket, routed, self._clock() - started, span)
+                self._tracker.complete(delivery, self._outputs.dead_letter(self._spans.carrying(delivery), ticket))
+            elif isinstance(ticket, Exception):
+                self._publisher.failed(delivery, ticket, span)
             else:
-                task = asyncio.create_task(self._ask(delivery, ticket, started, span))
-                group = self._tasks.setdefault(delivery.partition, set())
-                group.add(task)
-                task.add_done_callback(group.discard)
-                return
-        except Exception as error:  # noqa: BLE001 - a bug must cost a ticket its automation, never its delivery
-            outputs = self._after_a_bug(delivery, error, span)
-        self._tracker.complete(delivery, outputs)
+                with within(span):
+                    self._route(delivery, ticket, taken)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._publisher.failed(delivery, error, span)
 
-    async def _ask(self, delivery: Delivery, ticket: Ticket, started: float, span: Span | None) -> None:
+    def _route(self, delivery: Delivery, ticket: Ticket, taken: _Taken) -> None:
+        routed = self._router.without_asking(ticket)
+        if routed is not None:
+            self._publisher.decided(delivery, ticket, routed, self._clock() - taken.started, taken.span)
+            return
+        tasks = self._tasks.get(delivery.partition)
+        if tasks is None:
+            tasks = self._tasks[delivery.partition] = set()
+        tasks.add(asyncio.create_task(self._ask(taken, ticket, tasks)))
+
+    async def _ask(self, taken: _Taken, ticket: Ticket, tasks: set[asyncio.Task[None]]) -> None:
+        """`tasks` are those of the partition, this one among them."""
         try:
             routed = await self._router.ask(ticket)
-            outputs = self._publish(delivery, ticket, routed, self._clock() - started, span)
         except Exception as error:  # noqa: BLE001 - as above
-            outputs = self._after_a_bug(delivery, error, span)
-        self._tracker.complete(delivery, outputs)
-
-    def _after_a_bug(self, delivery: Delivery, error: Exception, span: Span | None) -> tuple[Output, ...]:
-        self._journal.failed(delivery, error)
-        if span is not None:
-            span.fail(error)
-        why = reason("internal_error", detail=type(error).__name__)
-        return self._publish(delivery, None, Routed(escalate_unscored(self._rule_set, why)), 0.0, span)
+            self._publisher.failed(taken.delivery, error, taken.span)
+        else:
+            self._publisher.decided(taken.delivery, ticket, routed, self._clock() - taken.started, taken.span)
+        finally:
+            tasks.discard(asyncio.current_task())  # a done callback is a turn of the loop more
 
     def _ticket(self, delivery: Delivery) -> Ticket | InvalidTicket:
         try:
@@ -419,15 +447,6 @@ class Worker:
         self._judged(delivery, None)
         return ticket
 
-    def _publish(
-        self, delivery: Delivery, ticket: Ticket | None, routed: Routed, total_s: float, span: Span | None
-    ) -> tuple[Output, ...]:
-        envelope = self._outputs.envelope(delivery, ticket, routed, self._timestamp(), total_s)
-        self._journal.decided(delivery, ticket, envelope)
-        if span is not None:
-            say_decided(span, envelope)
-        return self._outputs.decided(self._spans.carrying(delivery), envelope, ticket)
-
     def _judged(self, delivery: Delivery, code: str | None) -> None:
         self._guard.judged(delivery, code, self._clock())
         if self._guard.verdict is not None:
@@ -441,14 +460,6 @@ class Worker:
             self._nothing_in_flight.clear()
         else:
             self._nothing_in_flight.set()
-
-    def _timestamp(self) -> str:
-        now = self._now()
-        millisecond = int(now.timestamp() * 1000)
-        if millisecond != self._stamped[0]:  # written once for all tickets that are decided within it
-            text = now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            self._stamped = millisecond, text
-        return self._stamped[1]
 
     def _cancel(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:

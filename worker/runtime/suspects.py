@@ -24,7 +24,7 @@ class Suspects:
 
     def most(self, request: ScoreRequest) -> int | None:
         """Items in a call with this request, ALONE, or None where nothing is held against it."""
-        return self._most.get(hash(request))
+        return self._most.get(hash(request)) if self._most else None
 
     def dropped(self, batch: Sequence[ScoreRequest]) -> None:
         """A call with these got no answer: it may be any of them, or a call beside it."""

@@ -19,6 +19,8 @@ class LogSink:
 
     The descriptor's own flags stay as they are, because other processes may share them. On a regular file a write waits
     for the disk, which cannot be avoided without a thread. Safe to use from several threads.
+
+    A call of the system for each line costs more than all else about it: see `gather`.
     """
 
     def __init__(self, fd: int, notice: Callable[[int], bytes]) -> None:
@@ -29,36 +31,91 @@ class LogSink:
         self._rest = b""
         """What is still to be written of a line that was begun."""
         self._unreported = 0
+        self._soon: Callable[[Callable[[], None]], object] | None = None
+        self._gathering = -1
+        """The thread whose lines are gathered."""
+        self._gathered: list[bytes] = []
+        self._room = PIPE_BUF
         self.dropped = 0
 
-    def write(self, line: bytes) -> None:
-        """`line` ends with a newline. Never waits, never raises."""
+    def gather(self, soon: Callable[[Callable[[], None]], object]) -> None:
+        """From now on `write_soon` on this thread gathers lines until `soon`, such as an event loop's `call_soon`,
+        calls back, and never more than a pipe takes as one."""
         with self._lock:
-            before = self._rest
-            if self._unreported:
-                before += self._notice(self._unreported)
-            data = before + line if before else line
-            try:
-                written = self._write_some(data) if len(line) <= MAX_LINE_BYTES else 0
-            except OSError:
-                written = 0
-            if written == len(data):
-                self._rest, self._unreported = b"", 0
-            elif written > len(before):
-                self._rest, self._unreported = data[written:], 0
-            else:
-                self._given_up(before, written)
+            self._soon, self._gathering = soon, threading.get_ident()
 
-    def _given_up(self, before: bytes, written: int) -> None:
-        """The line found no room. What was begun before it is finished later; a notice not yet begun is made anew."""
+    def gather_no_more(self) -> None:
+        """Every line is written at once again."""
+        with self._lock:
+            self._soon, self._gathering = None, -1
+            self._flush()
+
+    def write_soon(self, line: bytes) -> None:
+        """`line` ends with a newline. Never waits, never raises. Behind all that was written before."""
+        with self._lock:
+            soon = self._soon
+            if soon is None or threading.get_ident() != self._gathering:
+                self._flush()
+                self._put([line])
+                return
+            if len(line) > self._room:
+                self._flush()
+            if not self._gathered:
+                soon(self._write_gathered)
+            self._gathered.append(line)
+            self._room -= len(line)
+
+    def write(self, line: bytes) -> None:
+        """As `write_soon`, at once."""
+        with self._lock:
+            self._flush()
+            self._put([line])
+
+    def _write_gathered(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._gathered:
+            lines, self._gathered, self._room = self._gathered, [], PIPE_BUF
+            self._put(lines)
+
+    def _put(self, lines: list[bytes]) -> None:
+        before = self._rest
+        if self._unreported:
+            before += self._notice(self._unreported)
+        fit = [line for line in lines if len(line) <= MAX_LINE_BYTES]
+        data = b"".join((before, *fit))
+        try:
+            written = self._write_some(data) if fit else 0
+        except OSError:
+            written = 0
+        if written < len(before) or not fit:
+            self._not_even(before, written)
+            self._drop(len(lines))
+            return
+        self._rest, self._unreported = b"", 0
+        end, whole = len(before), 0
+        for line in fit:
+            if end >= written:
+                break
+            end += len(line)
+            whole += 1
+        self._rest = data[written:end]
+        self._drop(len(lines) - whole)
+
+    def _not_even(self, before: bytes, written: int) -> None:
+        """What was begun before found no room. It is finished later; a notice that is not yet begun is made anew."""
         if written < len(self._rest):
             self._rest = self._rest[written:]
         elif written > len(self._rest):
             self._rest, self._unreported = before[written:], 0
         else:
             self._rest = b""
-        self.dropped += 1
-        self._unreported += 1
+
+    def _drop(self, lines: int) -> None:
+        self.dropped += lines
+        self._unreported += lines
 
 
 def _writer(fd: int) -> Callable[[bytes], int]:

@@ -107,10 +107,11 @@ def describe_error(error: BaseException) -> dict[str, object]:
 
 
 class _Lines:
-    """What structlog calls with the finished line."""
+    """What structlog calls with the finished line. What somebody may have to act on is never held back."""
 
     def __init__(self, sink: LogSink) -> None:
-        self.debug = self.info = self.warning = self.error = self.critical = self.exception = sink.write
+        self.debug = self.info = sink.write_soon
+        self.warning = self.error = self.critical = self.exception = sink.write
 
 
 class _Libraries(logging.Handler):
