@@ -276,9 +276,9 @@ class SharedScoreCache(ScoreCache, Protocol):
     async def get_or_lease(self, keys: Sequence[str], lease_s: float) -> Sequence[LabelScores | Lease | None]:
         """As `get_many`, in as many round trips; every key that nobody holds is leased to this worker for `lease_s`.
 
-        A lease ends by itself, by `release`, or when scores are put. None is a miss of which nothing could be agreed
-        (the cache is away, or takes no writes).
+        A lease ends by itself, when scores are put, or when it is released. None is a miss of which nothing could be
+        agreed (the cache is away, or takes no writes).
         """
 
-    async def release(self, keys: Sequence[str]) -> None:
-        """Best effort: leases of this worker end now."""
+    async def put_many(self, items: Mapping[str, LabelScores], released: Sequence[str] = ()) -> None:
+        """Best effort, in as many round trips: leases of this worker on `released` end now, too."""

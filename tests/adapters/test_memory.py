@@ -144,7 +144,7 @@ class TestMemoryCache:
         now[0] = 9.9
         assert asyncio.run(cache.get_many(["a"])) == [SCORES]
         now[0] = 10.0
-        assert asyncio.run(cache.get_many(["a"])) == [None]
+        assert asyncio.run(cache.get_many(["a", "a"])) == [None, None]
 
     def test_the_longest_unused_entry_goes_first(self) -> None:
         cache = MemoryCache(max_entries=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ class LookUp:
 
 
 async def run(redis_url: str, rounds: int) -> list[LookUp]:
-    """Every key is there. The first way is what a worker without batches would do."""
+    """Every key is there, but for the last way. The first is what a worker without batches would do."""
     cache = RedisCache(
         redis_url, secret=b"a secret for benchmarks", owner=b"bench", ttl_s=600, timeout_s=5.0, clock=time.monotonic
     )
     keys = [f"{number:040x}" for number in range(TOGETHER)]
+    new = (f"{number:040x}" for number in itertools.count(time.time_ns()))  # none of an earlier run's
     joined = CacheBatch(cache)
     try:
         await cache.put_many(dict.fromkeys(keys, SCORES))
@@ -47,11 +49,19 @@ async def run(redis_url: str, rounds: int) -> list[LookUp]:
             found = await asyncio.gather(*(joined.get(key) for key in keys))
             assert None not in found
 
+        async def of_new_tickets() -> None:
+            missing = list(itertools.islice(new, TOGETHER))
+            found = await asyncio.gather(*(joined.get(key) for key in missing))
+            assert found.count(None) == TOGETHER
+            for key in missing:
+                joined.put(key, SCORES)
+
         ways: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("a GET for each ticket, one after the other", one_by_one),
             (f"a GET for each ticket, {TOGETHER} at once", side_by_side),
             (f"one MGET for {TOGETHER}", together),
             (f"the worker's look-ups, {TOGETHER} tickets at once", as_the_worker),
+            (f"{TOGETHER} new tickets: looked up, then put", of_new_tickets),
         ]
         return [LookUp(name, await _cost_us(way, rounds)) for name, way in ways]
     finally:

@@ -73,15 +73,15 @@ class TestLeases:
 
     async def test_release_ends_ones_own_leases_only(self, one: RedisCache, two: RedisCache) -> None:
         await one.get_or_lease(KEYS[:1], LEASE_S)
-        await two.release(KEYS[:1])
+        await two.put_many({}, released=KEYS[:1])
         assert list(await two.get_or_lease(KEYS[:1], LEASE_S)) == [Lease.THEIRS]
-        await one.release(KEYS[:1])
+        await one.put_many({}, released=KEYS[:1])
         assert list(await two.get_or_lease(KEYS[:1], LEASE_S)) == [Lease.OURS]
 
     async def test_release_never_takes_scores_away(self, one: RedisCache) -> None:
         await one.get_or_lease(KEYS[:1], LEASE_S)
         await one.put_many({KEYS[0]: SCORES})
-        await one.release(KEYS[:1])
+        await one.put_many({}, released=KEYS[:1])
         assert list(await one.get_many(KEYS[:1])) == [SCORES]
 
     async def test_a_lease_ends_by_itself(self, one: RedisCache, two: RedisCache, server: Any) -> None:
@@ -94,13 +94,21 @@ class TestLeases:
     async def test_to_a_plain_look_up_a_lease_is_a_miss_and_no_forgery(self, one: RedisCache, two: RedisCache) -> None:
         await one.get_or_lease(KEYS[:1], LEASE_S)
         assert list(await two.get_many(KEYS[:1])) == [None]
-        assert two.counters["rejected"] == 0
+        assert (two.counters["misses"], two.counters["rejected"]) == (1, 0)
 
     async def test_a_batch_is_one_round_trip(self, one: RedisCache, server: Any) -> None:
         await one.get_or_lease(KEYS, LEASE_S)  # loads the script
         before = (await server.info("commandstats"))["cmdstat_evalsha"]["calls"]
         await one.get_or_lease([f"other {key}" for key in KEYS], LEASE_S)
         assert (await server.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 1
+
+    async def test_scores_and_releases_are_one_round_trip(self, one: RedisCache, two: RedisCache, server: Any) -> None:
+        await one.get_or_lease(KEYS[:3], LEASE_S)
+        await one.put_many({}, released=KEYS[3:4])  # loads the script
+        before = (await server.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        await one.put_many({KEYS[0]: SCORES}, released=KEYS[1:2])
+        assert (await server.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 1
+        assert list(await two.get_or_lease(KEYS[:3], LEASE_S)) == [SCORES, Lease.OURS, Lease.THEIRS]
 
     async def test_hits_and_misses_count_once_and_waiting_counts_as_neither(
         self, one: RedisCache, two: RedisCache
@@ -110,9 +118,11 @@ class TestLeases:
         await one.get_or_lease(KEYS[:3], LEASE_S)
         assert (one.counters["hits"], one.counters["misses"]) == (1, 1)
 
-    async def test_more_keys_than_a_script_takes(self, one: RedisCache) -> None:
+    async def test_more_keys_than_a_script_takes(self, one: RedisCache, two: RedisCache) -> None:
         keys = [f"desk:{n}" for n in range(2 * MOST_KEYS + 7)]
         assert set(await one.get_or_lease(keys, LEASE_S)) == {Lease.OURS}
+        await one.put_many({}, released=keys)
+        assert set(await two.get_or_lease(keys, LEASE_S)) == {Lease.OURS}
         await one.put_many(dict.fromkeys(keys, SCORES))
         assert set(await one.get_or_lease(keys, LEASE_S)) == {SCORES}
 
@@ -127,7 +137,7 @@ class TestFailsOpen:
     async def test_without_a_server_every_key_is_a_miss(self) -> None:
         cache = _worker(f"redis://127.0.0.1:{free_port()}/0", b"one")
         assert list(await cache.get_or_lease(KEYS, LEASE_S)) == [None] * len(KEYS)
-        await cache.release(KEYS)
+        await cache.put_many({}, released=KEYS)
         assert (cache.counters["misses"], cache.counters["errors"]) == (len(KEYS), 2)
         await cache.aclose()
 
@@ -137,6 +147,17 @@ class TestFailsOpen:
         await server.config_set("maxmemory", "1")
         assert list(await one.get_or_lease(KEYS[:2], LEASE_S)) == [SCORES, None]
         assert one.counters["errors"] == 0
+
+    async def test_a_full_server_lets_go_of_leases_and_takes_no_scores(
+        self, one: RedisCache, two: RedisCache, server: Any
+    ) -> None:
+        await one.get_or_lease(KEYS[:3], LEASE_S)
+        await server.config_set("maxmemory-policy", "noeviction")
+        await server.config_set("maxmemory", "1")
+        await one.put_many({KEYS[0]: SCORES, KEYS[1]: SCORES}, released=KEYS[2:3])
+        assert one.counters["errors"] == 1
+        await server.config_set("maxmemory", "0")
+        assert list(await two.get_or_lease(KEYS[:3], LEASE_S)) == [Lease.THEIRS, Lease.THEIRS, Lease.OURS]
 
     async def test_a_read_only_replica_still_answers_and_leases_nothing(self, one: RedisCache, server: Any) -> None:
         await one.put_many({KEYS[0]: SCORES})

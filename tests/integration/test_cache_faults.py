@@ -18,7 +18,8 @@ from tests.integration.loop_lag import LoopLag
 from tests.runtime.desks import broker, ends, make_worker, send, until
 from tests.runtime.engines import ScriptedEngine
 from tests.servers.redis_server import free_port, redis_server
-from worker.adapters.redis_cache import FORMAT, HEADER, KEY_PREFIX, RedisCache
+from worker.adapters.redis_cache import KEY_PREFIX, RedisCache
+from worker.adapters.sealed_scores import FORMAT, HEADER
 from worker.runtime.loop import Limits
 from worker.runtime.service import running
 
@@ -138,7 +139,7 @@ def _sealed(*numbers: float, form: int = FORMAT, count: int | None = None) -> Ca
     def value(cache: RedisCache, key: str) -> bytes:
         labels = len(numbers) - 1 if count is None else count
         payload = HEADER.pack(form, labels) + struct.pack(f"<{len(numbers)}d", *numbers)
-        return payload + cache._tag(key, payload)
+        return payload + cache._seal.tag(key, payload)
 
     return value
 

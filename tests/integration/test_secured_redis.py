@@ -83,7 +83,7 @@ async def use(cache: RedisCache) -> None:
     await cache.put_many({"desk:a": SCORES})
     assert list(await cache.get_many(["desk:a"])) == [SCORES]
     assert list(await cache.get_or_lease(["desk:a", "desk:b"], 20.0)) == [SCORES, Lease.OURS]
-    await cache.release(["desk:b"])
+    await cache.put_many({}, released=["desk:b"])
     assert list(await cache.get_many(["desk:b"])) == [None]
 
 

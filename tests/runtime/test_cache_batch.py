@@ -33,14 +33,12 @@ class Shared:
             raise RuntimeError("a bug in the adapter")
         return [self.held.get(key, Lease.THEIRS if key in self.theirs else Lease.OURS) for key in keys]
 
-    async def release(self, keys: Sequence[str]) -> None:
-        self.released += keys
-
     async def get_many(self, keys: Sequence[str]) -> Sequence[LabelScores | None]:
         raise AssertionError("leases are asked for with the look-up")
 
-    async def put_many(self, items: Mapping[str, LabelScores]) -> None:
+    async def put_many(self, items: Mapping[str, LabelScores], released: Sequence[str] = ()) -> None:
         self.held.update(items)
+        self.released += released
 
     async def probe(self) -> str | None:
         return None

@@ -403,21 +403,23 @@ class MemoryCache:
         self.counters: dict[str, int] = {"hits": 0, "misses": 0}
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[LabelScores | None]:
-        now = self._clock()
-        found = [self._get(key, now) for key in keys]
-        missed = found.count(None)
-        self.counters["misses"] += missed
-        self.counters["hits"] += len(found) - missed
+        now, entries = self._clock(), self._entries
+        found = [self._get(key, now) if key in entries else None for key in keys]
+        hits = sum([each is not None for each in found])  # `count` would compare scores with None field by field
+        self.counters["misses"] += len(found) - hits
+        self.counters["hits"] += hits
         return found
 
     async def put_many(self, items: Mapping[str, LabelScores]) -> None:
-        expires_at = self._clock() + self._ttl_s
+        expires_at, entries = self._clock() + self._ttl_s, self._entries
         for key, scores in items.items():
-            self._forget(key)
-            self._entries[key] = (expires_at, scores)
+            if key in entries:
+                self._forget(key)
+            entries[key] = (expires_at, scores)
             self._bytes += _entry_bytes(scores)
-        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
-            self._forget(next(iter(self._entries)))
+        while len(entries) > self._max_entries or self._bytes > self._max_bytes:
+            _, (_, scores) = entries.popitem(last=False)
+            self._bytes -= _entry_bytes(scores)
 
     async def probe(self) -> str | None:
         return None
@@ -427,15 +429,11 @@ class MemoryCache:
         self._bytes = 0
 
     def _forget(self, key: str) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._bytes -= _entry_bytes(entry[1])
+        _, scores = self._entries.pop(key)
+        self._bytes -= _entry_bytes(scores)
 
     def _get(self, key: str, now: float) -> LabelScores | None:
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        expires_at, scores = entry
+        expires_at, scores = self._entries[key]
         if now >= expires_at:
             self._forget(key)
             return None

@@ -31,12 +31,9 @@ class TieredCache:
     async def get_or_lease(self, keys: Sequence[str], lease_s: float) -> Sequence[LabelScores | Lease | None]:
         return await self._look(keys, lambda missing: self.far.get_or_lease(missing, lease_s))
 
-    async def put_many(self, items: Mapping[str, LabelScores]) -> None:
+    async def put_many(self, items: Mapping[str, LabelScores], released: Sequence[str] = ()) -> None:
         await self.near.put_many(items)
-        await self.far.put_many(items)
-
-    async def release(self, keys: Sequence[str]) -> None:
-        await self.far.release(keys)
+        await self.far.put_many(items, released)
 
     async def probe(self) -> str | None:
         return await self.far.probe()

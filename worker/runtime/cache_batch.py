@@ -55,8 +55,8 @@ class CacheBatch:
         self._waits = waits or Waits()
         self._sleep = sleep
         self._looked_for: dict[str, _Looking] = {}
-        self._queue: list[str] = []
-        """Of these keys, those that the next look-up takes along."""
+        self._queue: dict[str, _Looking] = {}
+        """Of these, those that the next look-up takes along."""
         self._waiting: dict[str, float] = {}
         """Those that another worker scores, and the time until which they wait for it."""
         self._writes: dict[str, LabelScores] = {}
@@ -76,14 +76,14 @@ class CacheBatch:
         if written is not None:
             return written
         loop = asyncio.get_running_loop()
+        future: asyncio.Future[LabelScores | None] = loop.create_future()
         looking = self._looked_for.get(key)
-        if looking is None:
+        if looking is not None:
+            looking.append(future)
+        else:
             if not self._queue:
                 loop.call_soon(self._start, self._read)
-            looking = self._looked_for[key] = []
-            self._queue.append(key)
-        future: asyncio.Future[LabelScores | None] = loop.create_future()
-        looking.append(future)
+            self._looked_for[key] = self._queue[key] = [future]
         return await future
 
     def put(self, key: str, scores: LabelScores) -> None:
@@ -120,25 +120,26 @@ class CacheBatch:
                 future.set_result(scores)
 
     async def _read(self) -> None:
-        keys, self._queue = self._queue, []
-        asked = [self._looked_for.get(key) for key in keys]
+        asked, self._queue = self._queue, {}
+        keys = list(asked)
         try:
             if self._shared is None:
                 answers: Sequence[LabelScores | Lease | None] = await self._cache.get_many(keys)
             else:
                 answers = await self._shared.get_or_lease(keys, self._waits.lease_s)
-            for key, looking, answer in zip(keys, asked, answers, strict=True):
-                if looking is None or self._looked_for.get(key) is not looking:
+            for (key, looking), answer in zip(asked.items(), answers, strict=True):
+                if self._looked_for.get(key) is not looking:
                     continue  # put meanwhile
                 if answer is Lease.THEIRS and self._may_wait():
                     self._wait(key)
                 else:
                     self._settle(key, answer if isinstance(answer, LabelScores) else None)
-        finally:
-            for key, looking in zip(keys, asked, strict=True):
+        except BaseException:
+            for key, looking in asked.items():
                 # Whatever went wrong in there, a ticket never waits for its cache.
-                if looking is not None and self._looked_for.get(key) is looking and key not in self._waiting:
+                if self._looked_for.get(key) is looking and key not in self._waiting:
                     self._settle(key, None)
+            raise
 
     # -- waiting for another worker --------------------------------------------------------------------------------
 
@@ -202,9 +203,9 @@ class CacheBatch:
             while self._writes or self._releases:
                 writes, releases = self._writes, list(self._releases)
                 self._writes, self._releases = {}, set()
-                if writes:
+                if self._shared is None:
                     await self._cache.put_many(writes)
-                if releases and self._shared is not None:
-                    await self._shared.release(releases)
+                else:
+                    await self._shared.put_many(writes, releases)
         finally:
             self._writing = False
