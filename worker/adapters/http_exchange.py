@@ -51,6 +51,7 @@ class Misconfigured(EngineUnavailable):
 class Answer:
     status: int
     retry_after: str | None
+    """Where the status is not 200."""
     body: bytes
 
 
@@ -69,7 +70,12 @@ class Server:
 
 
 class HttpExchange:
-    """Connections to one server. At most one request a connection, none is retried, no redirect is followed."""
+    """Connections to one server. At most one request a connection, none is retried, no redirect is followed.
+
+    Requests go to httpx's transport themselves. What a client of httpx 0.28 does above it (cookies, redirects,
+    authentication, a log line) is unwanted here, since a balancer's cookie would pin all requests to one replica; it
+    costs more than half of what the transport does, and leaves each answer in a cycle, for the collector to find.
+    """
 
     def __init__(
         self,
@@ -91,12 +97,14 @@ class HttpExchange:
         self._connections = connections
         self._now = now
         self._url = _checked_url(base_url, server.name)
-        self._headers = httpx.Headers(headers)
+        self._urls: dict[str, httpx.URL] = {}
+        """By path. They are few, and one costs more to parse than all the rest of a request to make."""
+        self._headers = headers
+        self._closed = False
         self._extensions = {"timeout": httpx.Timeout(None, connect=connect_timeout_s).as_dict()}
         self._transport = AiohttpTransport(
             client=self._open_session, trust_env=False, verify=True if ca_file is None else _believing(ca_file)
         )
-        self._client = httpx.AsyncClient(transport=self._transport, follow_redirects=False, trust_env=False)
 
     def _open_session(self) -> aiohttp.ClientSession:
         """aiohttp carries the bytes, since httpx's own pool costs CPU quadratic in its idle connections."""
@@ -104,6 +112,7 @@ class HttpExchange:
             connector=aiohttp.TCPConnector(
                 limit=self._connections, keepalive_timeout=KEEPALIVE_S, ssl=self._transport.ssl_context
             ),
+            headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )
@@ -114,32 +123,28 @@ class HttpExchange:
         No more than `limit` bytes of the answer, and a chunk, are held. Raises EngineUnavailable, EngineDropped,
         InvalidAnswer.
         """
-        if self._client.is_closed:
+        if self._closed:
             raise EngineUnavailable(f"this client of {self._server.name} is closed")
-        # Built here, not by the client: cheaper by a fifth, and no cookie is ever sent (a balancer's would pin all
-        # requests to one replica).
-        headers = self._headers
-        if (trace := traceparent()) is not None:  # a server that traces, too, shows its work below what asked for it
-            headers = httpx.Headers([*headers.raw, (b"traceparent", trace.encode())])
-        request = httpx.Request(
-            method, f"{self._url}{path}", headers=headers, content=body, extensions=self._extensions
-        )
+        request = self._request(method, path, body)
         try:
             # httpx's and aiohttp's own timeouts begin anew with every byte read.
-            async with (
-                asyncio.timeout(timeout_s),
-                contextlib.aclosing(await self._client.send(request, stream=True)) as response,
-            ):
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise InvalidAnswer("the answer is compressed, unasked: it may be of any size")
-                if response.status_code != 200:
-                    limit = SMALL_BYTES
-                content = bytearray()
-                async for chunk in response.aiter_raw():
-                    content += chunk
-                    if len(content) > limit:
-                        raise InvalidAnswer(f"an answer of more than {limit} bytes (HTTP {response.status_code})")
-                return Answer(response.status_code, response.headers.get("retry-after"), bytes(content))
+            async with asyncio.timeout(timeout_s):
+                response = await self._transport.handle_async_request(request)
+                stream = response.stream
+                assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101  (for the type checker)
+                async with contextlib.aclosing(stream):
+                    if response.headers.get("content-encoding", "identity") != "identity":
+                        raise InvalidAnswer("the answer is compressed, unasked: it may be of any size")
+                    status, retry_after = response.status_code, None
+                    if status != 200:
+                        limit, retry_after = SMALL_BYTES, response.headers.get("retry-after")
+                    chunks, size = [], 0
+                    async for chunk in stream:
+                        chunks.append(chunk)
+                        size += len(chunk)
+                        if size > limit:
+                            raise InvalidAnswer(f"an answer of more than {limit} bytes (HTTP {status})")
+                    return Answer(status, retry_after, b"".join(chunks))
         except TimeoutError:
             raise EngineSilent(f"no whole answer from {self._server.name} within {timeout_s:g} s") from None
         except httpx.HTTPError as error:
@@ -165,7 +170,23 @@ class HttpExchange:
         return None
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        self._closed = True
+        await self._transport.aclose()
+
+    def _request(self, method: str, path: str, body: bytes | None) -> httpx.Request:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = httpx.URL(f"{self._url}{path}")
+        trace = traceparent()  # a server that traces, too, shows its work below what asked for it
+        request = httpx.Request(
+            method,
+            url,
+            headers=None if trace is None else {"traceparent": trace},
+            stream=httpx.ByteStream(body or b""),  # as `content` httpx would work out headers, which aiohttp does too
+            extensions=self._extensions,
+        )
+        request.read()  # a body that is held as a whole is sent with its length
+        return request
 
 
 def encoded(body: Mapping[str, object]) -> bytes:

@@ -113,7 +113,8 @@ class EnginePool:
         """How often all endpoints have been down together."""
         self._up = asyncio.Event()
         self._up.set()
-        self._room = asyncio.Condition()
+        self._room = asyncio.Event()
+        """Never stays set: it wakes whoever waits at that moment."""
         self._suspicion: asyncio.Task[bool] | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -167,7 +168,7 @@ class EnginePool:
             return await self._call(endpoint, requests)
         finally:
             endpoint.reserved = False
-            await self._announce_room()
+            self._announce_room()
 
     async def _call(self, endpoint: Endpoint, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
         """Gives back what was acquired."""
@@ -203,7 +204,7 @@ class EnginePool:
         finally:
             endpoint.outstanding -= 1
             self._on_call(outcome, self._clock() - started)
-            await self._announce_room()
+            self._announce_room()
 
     async def suspect(self) -> bool:
         """Probe every endpoint that is up (once for all who ask); True where one of them cannot score, and is out now.
@@ -224,36 +225,34 @@ class EnginePool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _acquire(self) -> Endpoint:
-        async with self._room:
-            while True:
-                if not self.is_up:
-                    raise EngineUnavailable(f"every engine is down: {self.trouble}")
-                free = [endpoint for endpoint in self._endpoints if endpoint.has_room]
-                if free:
-                    return self._take(free)
-                await self._room.wait()
+        while True:
+            if not self.is_up:
+                raise EngineUnavailable(f"every engine is down: {self.trouble}")
+            free = [endpoint for endpoint in self._endpoints if endpoint.has_room]
+            if free:
+                return self._take(free)
+            await self._room.wait()
 
     async def _reserve(self) -> Endpoint:
         """As `_acquire`; whoever does so meanwhile goes elsewhere, or waits."""
-        async with self._room:
-            while True:
-                if not self.is_up:
-                    raise EngineUnavailable(f"every engine is down: {self.trouble}")
-                free = [endpoint for endpoint in self._endpoints if endpoint.up and not endpoint.reserved]
-                if not free:
+        while True:
+            if not self.is_up:
+                raise EngineUnavailable(f"every engine is down: {self.trouble}")
+            free = [endpoint for endpoint in self._endpoints if endpoint.up and not endpoint.reserved]
+            if not free:
+                await self._room.wait()
+                continue
+            endpoint = self._take(free)
+            endpoint.reserved = True
+            try:
+                while endpoint.up and endpoint.outstanding > 1:
                     await self._room.wait()
-                    continue
-                endpoint = self._take(free)
-                endpoint.reserved = True
-                try:
-                    while endpoint.up and endpoint.outstanding > 1:
-                        await self._room.wait()
-                    if endpoint.up:
-                        return endpoint
-                except BaseException:
-                    self._give_back(endpoint)
-                    raise
+                if endpoint.up:
+                    return endpoint
+            except BaseException:
                 self._give_back(endpoint)
+                raise
+            self._give_back(endpoint)
 
     def _take(self, free: Sequence[Endpoint]) -> Endpoint:
         # One that fails has few calls outstanding, since it fails fast: by that alone it would get most.
@@ -265,11 +264,11 @@ class EnginePool:
     def _give_back(self, endpoint: Endpoint) -> None:
         endpoint.outstanding -= 1
         endpoint.reserved = False
-        self._room.notify_all()
+        self._announce_room()
 
-    async def _announce_room(self) -> None:
-        async with self._room:
-            self._room.notify_all()
+    def _announce_room(self) -> None:
+        self._room.set()
+        self._room.clear()
 
     def _answered(self, endpoint: Endpoint) -> None:
         endpoint.failures = endpoint.drops = 0
@@ -302,7 +301,7 @@ class EnginePool:
         self._watches[endpoint.name] = asyncio.create_task(self._until_up(endpoint))
 
     async def _until_up(self, endpoint: Endpoint) -> None:
-        await self._announce_room()  # whoever waits for room on it must learn that there will be none
+        self._announce_room()  # whoever waits for room on it must learn that there will be none
         while True:
             await self._sleep(self._health.probe_interval_s)
             try:
@@ -317,7 +316,7 @@ class EnginePool:
             endpoint.up, endpoint.trouble = True, None
             self._up.set()
             self._on_change(endpoint.name, True, "a scoring probe succeeded")
-            await self._announce_room()
+            self._announce_room()
             return
 
     async def _watch_over(self) -> None:
