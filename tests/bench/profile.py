@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.bench.pipeline import INPUT
+from tests.bench.tickets import SURE
 from tests.bench.watch import cost_of, watch
 from tests.bench.whole import SETTLE_S, Bench
 
@@ -25,7 +26,7 @@ STAGES = (
     ("parse", ("Worker._ticket", "parse_ticket")),
     ("decide", ("decide (worker/core",)),
     ("log and metrics", ("Journal.",)),
-    ("envelope, outputs", ("Worker._publish", "Outputs.")),
+    ("envelope, outputs", ("Publisher.", "Outputs.")),
     ("settle: produce, flush, commit", ("KafkaStream.settle", "StreamThread._settle_ready", "OffsetTracker.")),
     ("consume", ("KafkaStream.poll",)),
     ("cache", ("CacheBatch._", "RedisCache.", "TieredCache.", "redis/", "CacheBatch.")),
@@ -53,7 +54,7 @@ def run(bench: Bench, seconds: float) -> list[Spent]:
     spy = shutil.which("py-spy")
     if spy is None:
         raise FileNotFoundError("py-spy is not on the PATH: pip install py-spy")
-    bench.stub.tell(latency_s=LATENCY_S)
+    bench.stub.tell(latency_s=LATENCY_S, keywords=SURE)
     raw = bench.folder / "profile.raw"
     with bench.worker(INPUT, batch_items=ITEMS) as worker:
         while not worker.settled():

@@ -25,7 +25,7 @@ from tests.bench.slow import Slowdown
 from tests.bench.stages import Stage
 from tests.bench.targets import Target, targets
 from tests.bench.watch import Cost
-from tests.bench.whole import WholeResult
+from tests.bench.whole import Case, WholeResult
 
 LIBRARIES = ("confluent-kafka", "redis", "httpx", "aiohttp", "orjson", "pydantic")
 
@@ -107,7 +107,7 @@ def _costs(results: Results) -> list[tuple[str, float]]:
     costs = [(f"(a) {row.name}", row.cost.cpu_us) for row in results.pipeline if row.cost]
     if (whole := results.whole) is not None:
         costs += [(f"(b) {name}", cost.cpu_us) for name, cost in _yardsticks(whole).items()]
-        costs += [(f"(b) worker, {c.items} items, {c.latency_s * 1e3:.0f} ms", c.cost.cpu_us) for c in whole.cases]
+        costs += [(f"(b) {_named(case)}", case.cost.cpu_us) for case in whole.cases]
         if whole.cached is not None:
             costs.append(("(c) worker, all cached", whole.cached.cpu_us))
     return costs
@@ -146,13 +146,17 @@ def _whole(whole: WholeResult | None) -> list[str]:
     plain, same = whole.plain, whole.plain_same_job
     lines = [HEAD, *(_line(name, cost, plain, same) for name, cost in _yardsticks(whole).items())]
     for case in whole.cases:
-        name = f"worker, {case.items} items, {case.latency_s * 1e3:.0f} ms"
-        name += "" if case.delivery == "exactly_once" else ", at least once"
         lines.append(
-            f"{_line(name, case.cost, plain, same)}  {case.items_per_request:4.1f} a request, "
-            f"settled in {case.settle_ms:.0f} ms"
+            f"{_line(_named(case), case.cost, plain, same)}  {case.items_per_request:4.1f} a request, "
+            f"{case.to_people:.0%} to people, settled in {case.settle_ms:.0f} ms"
         )
     return lines
+
+
+def _named(case: Case) -> str:
+    name = f"worker, {case.items} items, {case.latency_s * 1e3:.0f} ms"
+    name += "" if case.delivery == "exactly_once" else ", at least once"
+    return name if case.sure else f"{name}, all to people"
 
 
 def _cached(whole: WholeResult | None) -> list[str]:
@@ -161,7 +165,7 @@ def _cached(whole: WholeResult | None) -> list[str]:
     cached = whole.cached
     lines = [f"{'all cached':42} {cached.cpu_us:8.1f} us {cached.per_second:9,.0f}/s"]
     for case in whole.cases:
-        if case.latency_s == 0.02:
+        if case.latency_s == 0.02 and case.sure:
             times = cached.per_second / case.cost.per_second
             cheaper = case.cost.cpu_us / cached.cpu_us
             lines.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.bench.tickets import ticket_bytes
+from tests.bench.tickets import SURE, ticket_bytes
 from tests.bench.watch import Cost, cost_of, watch
 from tests.bench.whole import SETTLE_S, Bench
 
@@ -29,7 +29,7 @@ class Sized:
 
 def run(bench: Bench, at_most_s: float, categories: Sequence[int], characters: Sequence[int]) -> list[Sized]:
     """With an engine of 20 ms. A ticket of 20,000 characters is counted in the engine's tokens and cut to 2,000."""
-    bench.stub.tell(latency_s=LATENCY_S)
+    bench.stub.tell(latency_s=LATENCY_S, keywords=SURE)
     rows = []
     for length in characters:
         topic = f"bench-{length}-characters"

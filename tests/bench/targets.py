@@ -78,7 +78,8 @@ def _without_scoring(rows: Sequence[Row]) -> list[Target]:
 
 def _with_scoring(whole: WholeResult) -> list[Target]:
     most = max((case.items for case in whole.cases), default=0)
-    large = {case.latency_s: case for case in whole.cases if case.items == most}
+    cases = [case for case in whole.cases if case.sure]
+    large = {case.latency_s: case for case in cases if case.items == most}
     found = []
     if large:
         cost = large[min(large)].cost.cpu_us
@@ -91,7 +92,7 @@ def _with_scoring(whole: WholeResult) -> list[Target]:
                 found.append(
                     Target(f"whole worker, {most} items, of {name}", f"<= {bound:g}x", f"{times:.1f}x", times <= bound)
                 )
-    at_20_ms = {case.items: case for case in whole.cases if case.latency_s == 0.02}
+    at_20_ms = {case.items: case for case in cases if case.latency_s == 0.02}
     for items, case in at_20_ms.items():
         if whole.cached is not None:
             times = whole.cached.per_second / case.cost.per_second

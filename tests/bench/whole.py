@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.bench.ground import Broker, RuleFolder, Worker
 from tests.bench.pipeline import INPUT, run_plain
-from tests.bench.tickets import CATEGORIES, ticket_bytes
+from tests.bench.tickets import CATEGORIES, SURE, ticket_bytes
 from tests.bench.watch import Cost, cost_of, watch
 from tests.integration.desk import StubProcess, http
 
@@ -32,6 +32,10 @@ class Case:
     cost: Cost
     items_per_request: float
     settle_ms: float
+    sure: bool
+    """Whether the engine was, of half of the tickets; else all go to people."""
+    to_people: float
+    """Share of the tickets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,22 @@ class Bench:
             worker.kill()
 
     def case(
-        self, input_topic: str, total: int, latency_s: float, items: int, at_most_s: float, **settings: object
+        self,
+        input_topic: str,
+        total: int,
+        latency_s: float,
+        items: int,
+        at_most_s: float,
+        /,
+        *,
+        sure: bool = True,
+        **settings: object,
     ) -> Case:
-        self.stub.tell(latency_s=latency_s)
+        self.stub.tell(latency_s=latency_s, keywords=SURE if sure else {})
         before = self.stub.tell()["counters"]
         with self.worker(input_topic, batch_items=items, **settings) as worker:
             sights = watch(worker.process.pid, worker.settled, total, at_most_s=at_most_s, settle_s=SETTLE_S)
-            metrics = metrics_of(worker)
+            metrics, to_people = metrics_of(worker), share_to_people(worker)
         after = self.stub.tell()["counters"]
         requests = max(1, after["requests"] - before["requests"])
         settles = max(1.0, metrics["ticket_router_settle_latency_seconds_count"])
@@ -88,14 +101,28 @@ class Bench:
             cost_of(sights),
             (after["items"] - before["items"]) / requests,
             metrics["ticket_router_settle_latency_seconds_sum"] / settles * 1e3,
+            sure,
+            to_people,
         )
 
 
 def metrics_of(worker: Worker) -> Mapping[str, float]:
     """Values without labels."""
-    text = http(f"http://127.0.0.1:{worker.port}/metrics")[1].decode()
-    pairs = (line.split(" ") for line in text.splitlines() if line and line[0] != "#" and "{" not in line)
+    pairs = (line.split(" ") for line in _lines(worker) if "{" not in line)
     return {name: float(value) for name, value in pairs}
+
+
+def share_to_people(worker: Worker) -> float:
+    """Of the tickets decided so far."""
+    name = "ticket_router_decisions_total{"
+    counts = [(line, float(line.rpartition(" ")[2])) for line in _lines(worker) if line.startswith(name)]
+    everyone = sum(count for _, count in counts)
+    return sum(count for line, count in counts if 'action="escalate"' in line) / max(1.0, everyone)
+
+
+def _lines(worker: Worker) -> list[str]:
+    text = http(f"http://127.0.0.1:{worker.port}/metrics")[1].decode()
+    return [line for line in text.splitlines() if line and line[0] != "#"]
 
 
 def run(
@@ -107,6 +134,7 @@ def run(
     same = run_plain(broker, folder, INPUT, tickets, "plain2", "--same-job", at_most_s=at_most_s)
     exact = run_plain(broker, folder, INPUT, tickets, "plain3", "--same-job", "--transactions", at_most_s=at_most_s)
     cases = [bench.case(INPUT, tickets, latency_s, count, at_most_s) for latency_s in latencies_s for count in items]
+    cases.append(bench.case(INPUT, tickets, 0.02, max(items), at_most_s, sure=False))
     broker.fill("bench-repeats", ticket_bytes(tickets, distinct=REPEATS))
     cached = bench.case("bench-repeats", tickets, 0.02, 32, at_most_s).cost
     return WholeResult(plain, same, exact, cases, cached)
