@@ -22,7 +22,7 @@ from worker.adapters.kafka_client import (
     producer_properties,
 )
 from worker.adapters.kafka_records import at, partition_at
-from worker.adapters.kafka_refusals import Refusal, Report, produce
+from worker.adapters.kafka_refusals import Refusal, produce
 from worker.adapters.kafka_settling import ASK_S, GroupMember
 from worker.adapters.kafka_shares import Share, offsets_of, settled_by, share_of, without_transaction
 from worker.adapters.kafka_topics import TopicLookup
@@ -68,12 +68,9 @@ class _Reports:
 
     failures: list[Refusal] = field(default_factory=list)
 
-    def on(self, finished: Finished, output: Output) -> Report:
-        def report(error: KafkaError | None, _message: Message) -> None:
-            if error is not None:
-                self.failures.append(Refusal(finished, output, error))
-
-        return report
+    def note(self, finished: Finished, output: Output, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self.failures.append(Refusal(finished, output, error))
 
     def refusals(self) -> list[Refusal]:
         return [failure for failure in self.failures if failure.error.code() in REFUSALS]
@@ -180,11 +177,7 @@ class ExactlyOnce(GroupMember):
         self._open = True
         self._tight.begin()
         for share in shares:
-            for finished in share.finished:
-                for output in finished.outputs:
-                    if self._tight.no_room(output):
-                        self._flush(producer, reports, deadline)
-                    self._send(producer, finished, output, reports, deadline)
+            self._send(producer, share.finished, reports, deadline)
         # Before the offsets are sent: they would be sent after a pause of retry.backoff.ms otherwise (2.16).
         self._flush(producer, reports, deadline)
         positions = [at(partition, offset) for partition, offset in offsets.items()]
@@ -197,14 +190,19 @@ class ExactlyOnce(GroupMember):
         self._committed.update(offsets)
         self._foresight.settled(offsets)
 
-    def _send(self, producer: Producer, finished: Finished, output: Output, reports: _Reports, deadline: float) -> None:
-        self._tight.sent(output)
-        try:
-            produce(producer, output, reports.on(finished, output), until=deadline, clock=self._clock)
-        except KafkaException as problem:
-            reports.failures.append(Refusal(finished, output, error_of(problem)))
-            _raise_if_failed(producer)
-            raise
+    def _send(self, producer: Producer, entries: Sequence[Finished], reports: _Reports, deadline: float) -> None:
+        tight, any_tight, note, clock = self._tight, self._tight.any, reports.note, self._clock
+        for finished in entries:
+            for output in finished.outputs:
+                if any_tight and tight.no_room(output):
+                    self._flush(producer, reports, deadline)
+                tight.sent(output)
+                try:
+                    produce(producer, output, partial(note, finished, output), deadline, clock)
+                except KafkaException as problem:
+                    reports.failures.append(Refusal(finished, output, error_of(problem)))
+                    _raise_if_failed(producer)
+                    raise
 
     def _flush(self, producer: Producer, reports: _Reports, deadline: float) -> None:
         asks_at = self._clock() + ASK_S

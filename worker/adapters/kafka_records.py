@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import cast
+from functools import lru_cache
 
 from confluent_kafka import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE, Message, TopicPartition
 
@@ -19,18 +19,22 @@ _read_headers = operator.methodcaller("headers")
 interpreter has specialised it, does not look for that, and the exception comes up anywhere later."""
 
 
+_place = lru_cache(maxsize=1_024)(Partition)
+"""One object for all messages of a partition: it is made once, and is found in a dictionary without being compared."""
+
+
 def headers_of(message: Message) -> Headers:
     try:
-        headers = _read_headers(message)
+        headers: list[tuple[str, bytes | None]] | None = _read_headers(message)
     except (UnicodeDecodeError, SystemError):
         # Asked again, 2.16 answers with a tuple that holds a null pointer: ask once only.
         return UNREADABLE_HEADERS
-    return cast("Headers", tuple(headers)) if headers else ()
+    return tuple(headers) if headers else ()
 
 
 def partition_of(message: Message) -> Partition:
     """A message that was consumed has a place; the client's types also cover messages that were never sent."""
-    return Partition(cast("str", message.topic()), cast("int", message.partition()))
+    return _place(message.topic(), message.partition())
 
 
 def at(partition: Partition, offset: int = OFFSET_INVALID) -> TopicPartition:
@@ -42,7 +46,7 @@ def partition_at(place: TopicPartition) -> Partition:
 
 
 def offset_of(message: Message) -> int:
-    return cast("int", message.offset())
+    return message.offset()  # type: ignore[return-value]
 
 
 def timestamp_of(message: Message) -> int:

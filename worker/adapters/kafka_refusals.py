@@ -31,6 +31,11 @@ WHATEVER_THE_RECORD = TOPIC_REFUSALS | {
 HEADER_OVERHEAD_BYTES = 10
 """At most two varints for the lengths of a header's name and value."""
 
+ANY_PARTITION = -1
+"""The client's default, as NOW is: the partitioner chooses."""
+
+NOW = 0
+
 Report = Callable[[KafkaError | None, Message], None]
 
 
@@ -57,18 +62,20 @@ class Foresight:
 
     def refusal(self, finished: Finished, until: float) -> tuple[Output, KafkaError] | None:
         """The first output that cannot be delivered now, and why; the error need not be a refusal for good."""
-        delivery = finished.delivery
-        known = self._refused_records.get(delivery.partition, {}).get(delivery.offset)
-        if known is not None and known[0] in finished.outputs:  # else others took their place
-            return known
+        if self._refused_records:
+            delivery = finished.delivery
+            known = self._refused_records.get(delivery.partition, {}).get(delivery.offset)
+            if known is not None and known[0] in finished.outputs:  # else others took their place
+                return known
         for output in finished.outputs:
             size = record_bytes(output)
             if size > self._config.max_output_bytes:
                 text = f"{size} bytes, and max_output_bytes allows {self._config.max_output_bytes}"
                 return output, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, text)
-            error = self._topic_error(output.topic, until) or self._like_refused(output)
-            if error is not None:
-                return output, error
+            if output.topic not in self._existing or self._too_large or self._keyless:
+                error = self._topic_error(output.topic, until) or self._like_refused(output)
+                if error is not None:
+                    return output, error
         return None
 
     def learn(self, refusal: Refusal) -> None:
@@ -150,17 +157,14 @@ class Foresight:
         return None
 
 
-def produce(producer: Producer, output: Output, report: Report, *, until: float, clock: Callable[[], float]) -> None:
+def produce(producer: Producer, output: Output, report: Report, until: float, clock: Callable[[], float]) -> None:
     """Hands one output to the client; where its queue is full, its callbacks make room. Raises KafkaException."""
+    headers: list[tuple[str, str | bytes | None]] | None = list(output.headers) or None
     while True:
         try:
-            producer.produce(
-                output.topic,
-                value=output.value,
-                key=output.key,
-                headers=list(output.headers) or None,
-                on_delivery=report,
-            )
+            # By position: reading the names would be a third of the call. They are partition, callback, its other name,
+            # timestamp, headers.
+            producer.produce(output.topic, output.value, output.key, ANY_PARTITION, report, None, NOW, headers)
             return
         except BufferError:
             if clock() >= until:
@@ -170,8 +174,10 @@ def produce(producer: Producer, output: Output, report: Report, *, until: float,
 
 def record_bytes(output: Output) -> int:
     """At most the size of the output as a record, uncompressed."""
-    headers = sum(HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"") for name, value in output.headers)
-    return RECORD_OVERHEAD_BYTES + headers + len(output.key or b"") + len(output.value or b"")
+    size = RECORD_OVERHEAD_BYTES + len(output.key or b"") + len(output.value or b"")
+    for name, value in output.headers:
+        size += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"")
+    return size
 
 
 def compressed_bytes(output: Output) -> int:

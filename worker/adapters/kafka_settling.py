@@ -238,7 +238,7 @@ class AtLeastOnce(GroupMember):
             progress.open[index] += 1
             self._tight.sent(output)
             try:
-                produce(self._producer, output, _report(progress, index, output), until=deadline, clock=self._clock)
+                produce(self._producer, output, _report(progress, index, output), deadline, self._clock)
             except KafkaException as problem:
                 progress.open[index] -= 1
                 progress.rejected = True

@@ -26,7 +26,9 @@ class Share:
 
 def share_of(settlement: PartitionSettlement, committed: int, foresight: Foresight, deadline: float) -> Share:
     """`committed` is the last offset known to be committed, -1 where none is."""
-    finished = [each for each in settlement.finished if each.delivery.offset >= committed]
+    finished: Sequence[Finished] = settlement.finished
+    if finished and finished[0].delivery.offset < committed:
+        finished = [each for each in finished if each.delivery.offset >= committed]
     news = committed if len(finished) < len(settlement.finished) else None
     prefix, next_offset = finished, settlement.next_offset
     obstacles: list[Refusal] = []

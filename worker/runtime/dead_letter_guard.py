@@ -28,6 +28,7 @@ class DeadLetterGuard:
     def __init__(self, limit: float) -> None:
         """More than this share of dead letters is too much; 0 and 1 turn the guard off."""
         self._limit = limit
+        self._on = 0 < limit < 1
         self._codes: OrderedDict[_Key, str | None] = OrderedDict()
         self._judged = 0
         self._first_at: float | None = None
@@ -57,10 +58,6 @@ class DeadLetterGuard:
             return settlement
         shorter = [self._up_to_held(part, dead_letter_topic) for part in settlement.partitions]
         return Settlement(tuple(part for part in shorter if part.finished))
-
-    @property
-    def _on(self) -> bool:
-        return 0 < self._limit < 1
 
     def _counts(self, delivery: Delivery) -> bool:
         return self._on and attempt_of(delivery.headers) == 0

@@ -127,12 +127,14 @@ class OffsetTracker:
             upto = committed.get(part.partition)
             if lane is None or upto is None or lane.epoch != part.epoch:
                 continue
-            while lane.entries and lane.entries[0].delivery.offset < min(upto, part.next_offset):
-                entry = lane.entries.popleft()
-                del lane.by_offset[entry.delivery.offset]
-                self.in_flight -= 1
-                self.bytes_in_flight -= entry.size
-                count += 1
+            end, entries, by_offset, size = min(upto, part.next_offset), lane.entries, lane.by_offset, 0
+            held = len(entries)
+            while entries and (offset := entries[0].delivery.offset) < end:
+                size += entries.popleft().size
+                del by_offset[offset]
+            count += held - len(entries)
+            self.bytes_in_flight -= size
+        self.in_flight -= count
         return count
 
     def open_deliveries(self, partitions: Collection[Partition] | None = None) -> int:
