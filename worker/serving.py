@@ -45,7 +45,7 @@ from worker.offline.rules_diff import RulesDiff, Side, diff_rules
 from worker.offline.sending import as_message
 from worker.runtime.http import Condition, HealthServer
 from worker.runtime.question import Question
-from worker.runtime.service import Stoppable, spare_the_collector, until_signalled
+from worker.runtime.service import Stoppable, keep_freed_memory, spare_the_collector, until_signalled
 from worker.settings import Settings
 from worker.telemetry import LOG_LINES_DROPPED, LogSink, Metrics, set_up_logging, start_export
 from worker.wiring import Assembly, DecideAssembly, Desk
@@ -172,6 +172,7 @@ async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
             announce(assembly.worker)
             process.started(calibration, further)
             spare_the_collector()
+            keep_freed_memory()
             await assembly.worker.run()
             process.journal.stopped(assembly.worker.status().settled)
 
@@ -206,6 +207,7 @@ async def serve_http(settings: Settings, folder: Path, log_sink: LogSink) -> Non
             announce(assembly.server)
             process.started(calibration, further)
             spare_the_collector()
+            keep_freed_memory()
             await assembly.server.run(settings.serve_host, settings.serve_port)
             process.journal.stopped(assembly.server.status().answered)
 

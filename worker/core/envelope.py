@@ -217,7 +217,7 @@ def decision_id(origin: Origin, rule_set: str, calibration: str | None) -> str:
 
 
 class DecisionIds:
-    """`decision_id` for one rule set and calibration; what is the same for all tickets of a partition is hashed once."""
+    """`decision_id` for one rule set and calibration; what is the same for all of a partition is hashed once."""
 
     def __init__(self, rule_set: str, calibration: str | None) -> None:
         self._rest = framed(rule_set, calibration or "uncalibrated")

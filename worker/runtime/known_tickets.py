@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
 from worker.core.cards import Duplicates, Known
@@ -17,13 +16,11 @@ NAMED = 5
 """Tickets of one text that are named; the rest are counted."""
 
 
-@dataclass(slots=True)
-class _Met:
-    last: str
-    """Decision of the latest: one that is delivered again right away is not its own duplicate."""
-    first: list[Known]
-    count: int = 1
-
+_Said = tuple[str, str, str]
+"""Ticket id, decision id and time of a decision."""
+_Met = tuple[int, str, tuple[_Said, ...]]
+"""How many tickets of a text were met, the decision of the latest (one that is delivered again right away is not its
+own duplicate), and the first of them. Plain tuples, which the collector of cycles leaves alone."""
 
 _NONE: Final = Duplicates(0, ())
 
@@ -44,19 +41,17 @@ class KnownTickets:
         digest.update(b"\x00" if ticket.tenant is None else b"\x01" + ticket.tenant.encode())
         key = digest.digest()
         own = envelope.decision_id
+        said = envelope.ticket_id, own, envelope.decided_at
         met = self._met.get(key)
         if met is None:
-            self._met[key] = _Met(own, [Known(envelope.ticket_id, own, envelope.decided_at)])
+            self._met[key] = 1, own, (said,)
             if len(self._met) > self._most:
                 self._met.popitem(last=False)
             return _NONE
-        self._met.move_to_end(key)
-        others = tuple(known for known in met.first if known.decision_id != own)
-        again = len(others) < len(met.first) or met.last == own
-        found = Duplicates(met.count - again, others)
+        count, last, first = met
+        others = tuple(Known(*each) for each in first if each[1] != own)
+        again = len(others) < len(first) or last == own
         if not again:
-            met.count += 1
-            met.last = own
-            if len(met.first) < NAMED:
-                met.first.append(Known(envelope.ticket_id, own, envelope.decided_at))
-        return found
+            self._met[key] = count + 1, own, (*first, said) if len(first) < NAMED else first
+        self._met.move_to_end(key)
+        return Duplicates(count - again, others)

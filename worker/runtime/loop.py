@@ -108,6 +108,10 @@ class Status:
         return {**own, "standstills": [each.sentence for each in self.standstills]}
 
 
+_Tasks = dict[int, asyncio.Task[None]]
+"""Those of one partition under one assignment, by offset."""
+
+
 @dataclass(slots=True)
 class _Taken:
     """A delivery that was read."""
@@ -163,7 +167,7 @@ class Worker:
             ticket_deadline_s=limits.ticket_deadline_s,
         )
         self._guard = DeadLetterGuard(limits.dead_letter_limit)
-        self._tasks: dict[Partition, set[asyncio.Task[None]]] = {}
+        self._tasks: dict[Partition, _Tasks] = {}
         self._stopping = asyncio.Event()
         self._nothing_in_flight = asyncio.Event()
         self._nothing_in_flight.set()
@@ -364,7 +368,7 @@ class Worker:
     async def drained(self, partitions: Sequence[Partition]) -> Settlement:
         # On the way out the drain has had its time already; only what is finished is still settled.
         allowed_s = 0.0 if self._stopping.is_set() else self._limits.revoke_s
-        tasks = [task for partition in partitions for task in self._tasks.get(partition, ())]
+        tasks = [task for partition in partitions for task in self._tasks.get(partition, {}).values()]
         if tasks:
             await asyncio.wait(tasks, timeout=allowed_s)
         self._publisher.flush()
@@ -420,10 +424,10 @@ class Worker:
             return
         tasks = self._tasks.get(delivery.partition)
         if tasks is None:
-            tasks = self._tasks[delivery.partition] = set()
-        tasks.add(asyncio.create_task(self._ask(taken, ticket, tasks)))
+            tasks = self._tasks[delivery.partition] = {}
+        tasks[delivery.offset] = asyncio.create_task(self._ask(taken, ticket, tasks))
 
-    async def _ask(self, taken: _Taken, ticket: Ticket, tasks: set[asyncio.Task[None]]) -> None:
+    async def _ask(self, taken: _Taken, ticket: Ticket, tasks: _Tasks) -> None:
         """`tasks` are those of the partition, this one among them."""
         try:
             routed = await self._router.ask(ticket)
@@ -432,7 +436,7 @@ class Worker:
         else:
             self._publisher.decided(taken.delivery, ticket, routed, self._clock() - taken.started, taken.span)
         finally:
-            tasks.discard(asyncio.current_task())  # a done callback is a turn of the loop more
+            tasks.pop(taken.delivery.offset, None)  # a done callback would be a turn of the loop more
 
     def _ticket(self, delivery: Delivery) -> Ticket | InvalidTicket:
         try:
@@ -463,5 +467,5 @@ class Worker:
 
     def _cancel(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
-            for task in self._tasks.pop(partition, set()):
+            for task in self._tasks.pop(partition, {}).values():
                 task.cancel()
