@@ -24,7 +24,6 @@ MAX_ID_CHARS = 256
 
 _KEY = re.compile(rb'"[ \t\n\r]*:')
 """Where a key may end, in JSON: that of every key, and now and then something inside a string."""
-_APART = (b'" ', b'"\t', b'"\n', b'"\r')
 _SHALLOW = 16
 
 
@@ -119,14 +118,14 @@ def parse_ticket(
     if language is not None and not isinstance(language, str):  # no code is a number; rules compare it as written
         raise InvalidTicket("wrong_type", f"language is a {_kind(language)}, not a string")
     return Ticket(
-        id=_scalar("id", found["id"]),
-        text=clean,
-        tenant=_scalar("tenant", found["tenant"]),
-        channel=_scalar("channel", found["channel"]),
-        language=_scalar("language", language),
-        created_at=_scalar("created_at", found["created_at"]),
-        metadata=metadata,
-        shortened=scored_text(text, canonicalisers) if canonicalisers else None,
+        _scalar("id", found["id"]),
+        clean,
+        _scalar("tenant", found["tenant"]),
+        _scalar("channel", found["channel"]),
+        _scalar("language", language),
+        _scalar("created_at", found["created_at"]),
+        metadata,
+        scored_text(text, canonicalisers) if canonicalisers else None,
     )
 
 
@@ -178,12 +177,18 @@ def _has_each_key_once(document: object, value: bytes) -> bool:
         return False
     keys, level = 0, [document]
     for _ in range(_SHALLOW):
-        keys += sum(map(len, level))
-        level = [inner for each in level for inner in each.values() if type(inner) is dict]
-        if not level:
-            # Where no white space stands behind any quotation mark, counting does what searching would.
-            apart = any(map(value.__contains__, _APART))
+        below = []
+        for each in level:
+            keys += len(each)
+            for inner in each.values():
+                if type(inner) is dict:
+                    below.append(inner)
+        if not below:
+            # Where no white space stands behind any quotation mark, counting does what searching would. One character
+            # is looked for in a fifth of the time that two take, and who writes on several lines writes few tickets.
+            apart = b"\n" in value or b"\t" in value or b"\r" in value or b'" ' in value
             return keys == (len(_KEY.findall(value)) if apart else value.count(b'":'))
+        level = below
     return False
 
 
@@ -213,8 +218,8 @@ def _subject_and_body(found: Mapping[str, object]) -> object:
 
 def _scalar(name: str, value: object) -> str | None:
     """Strings as they are, whole numbers as text (helpdesks number their tickets)."""
-    if value is None:
-        return None
+    if value is None or (type(value) is str and len(value) <= MAX_ID_CHARS):
+        return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InvalidTicket("wrong_type", f"{name} is a {_kind(value)}, not a string or number")
     text = str(value)
