@@ -110,6 +110,38 @@ async def test_one_who_runs_out_of_time_does_not_disturb_an_equal_one() -> None:
     assert len(engine.calls) == 1
 
 
+def test_everyone_runs_out_of_their_own_time_whoever_came_first() -> None:
+    """One alarm serves all: it has to go off for the next when one was answered, gave up, or came later with less."""
+
+    class Quick(ScriptedEngine):
+        async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+            await asyncio.sleep(1.0 if requests[0].item == "answered" else 1_000.0)
+            return await super().score(requests)
+
+    async def main() -> None:
+        batcher = Batcher(Quick().score, max_items=1, max_wait_s=0, concurrency=16)
+        loop = asyncio.get_running_loop()
+        ended: dict[str, float] = {}
+
+        async def ask(name: str, within_s: float) -> None:
+            try:
+                await batcher.score(request(name), within_s)
+            except OutOfTime:
+                ended[name] = loop.time()
+
+        asking = [asyncio.create_task(ask(name, s)) for name, s in (("a", 50.0), ("answered", 3.0), ("b", 20.0))]
+        asking.append(asyncio.create_task(ask("a", 7.0)))
+        await asyncio.sleep(10.0)
+        assert ended == {"a": 7.0}
+        asking.append(asyncio.create_task(ask("c", 5.0)))
+        asking.append(asyncio.create_task(ask("d", 0.0)))
+        await asyncio.gather(*asking)
+        assert ended == {"d": 10.0, "c": 15.0, "b": 20.0, "a": 50.0}
+        await batcher.aclose()
+
+    run(main())
+
+
 async def test_an_adapter_bug_reaches_the_caller() -> None:
     def answer(requests: Sequence[ScoreRequest]) -> None:
         raise KeyError("bug")
