@@ -20,7 +20,7 @@ from tests.bench.whole import SETTLE_S, Bench
 LATENCY_S = 0.02
 ITEMS = 32
 PER_SECOND = 250
-WAITS = ("_do_wait", "wait (threading", "accept (", "poll (selectors", "select (selectors")
+WAITS = ("_do_wait", "_worker (concurrent", "wait (threading", "accept (", "poll (selectors", "select (selectors")
 STAGES = (
     ("what addresses the router", ("Flagger.find",)),
     ("parse", ("Worker._ticket", "parse_ticket")),
