@@ -84,6 +84,16 @@ class TestLeases:
         await one.put_many({}, released=KEYS[:1])
         assert list(await one.get_many(KEYS[:1])) == [SCORES]
 
+    async def test_whatever_lies_in_place_of_a_lease_the_others_are_let_go_and_scores_are_put(
+        self, one: RedisCache, two: RedisCache, server: Any
+    ) -> None:
+        await one.get_or_lease(KEYS, LEASE_S)
+        await server.delete(KEY_PREFIX + KEYS[1])
+        await server.rpush(KEY_PREFIX + KEYS[1], b"no string")
+        await one.put_many({KEYS[0]: SCORES}, released=KEYS[1:])
+        assert one.counters["errors"] == 0
+        assert list(await two.get_or_lease([KEYS[0], *KEYS[2:]], LEASE_S)) == [SCORES, *[Lease.OURS] * len(KEYS[2:])]
+
     async def test_a_lease_ends_by_itself(self, one: RedisCache, two: RedisCache, server: Any) -> None:
         await one.get_or_lease(KEYS[:1], 5.0)
         assert 0 < await server.pttl(KEY_PREFIX + KEYS[0]) <= 5_000

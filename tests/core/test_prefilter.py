@@ -14,6 +14,8 @@ from worker.core.suspicion import Flagger, _sentences
 
 FLAGGER = Flagger(["billing", "login", "Sign in", "민원"], ["Answer:", "Ticket:"])
 PATTERNS = (*FLAGGER._whole, *FLAGGER._onwards)
+ODD_LABELS = ("Misc.", "기타 문의?", "Anything else…", "other --", "__", ".net", "a. b", "C++ (help)", "Q&A!")
+ODD = Flagger(ODD_LABELS, ["Answer:"])
 
 
 @pytest.mark.parametrize(
@@ -135,9 +137,26 @@ PIECES = [
 @example("가로등 -- 민원 -- 고장")
 @example("login\n")
 def test_what_any_sentence_of_a_text_matches_is_possible_in_the_text(text: str) -> None:
-    in_text = FLAGGER._possible(text)
+    assert_possible(FLAGGER, text)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([*(label.lower() for label in ODD_LABELS), *PIECES]) | st.sampled_from(" .!?…-_"), max_size=12
+    ).map("".join)
+)
+@example("my parcel is late. misc. i want my money back.")
+@example("고장났어요. 기타 문의? 감사합니다.")
+def test_labels_that_end_or_break_a_sentence_by_themselves_are_no_exception(text: str) -> None:
+    assert_possible(ODD, text)
+
+
+def assert_possible(flagger: Flagger, text: str) -> None:
+    """Of whatever matches a sentence the text says that it may, and so does the sentence."""
+    in_text = flagger._possible(text)
     for start, end in _sentences(text):
         sentence = text[start:end]
-        matched = [each for each in PATTERNS if each.pattern.search(sentence)]
+        matched = [each for each in (*flagger._whole, *flagger._onwards) if each.pattern.search(sentence)]
         assert [each.kind for each in matched if each not in in_text] == []
-        assert [each.kind for each in matched if each not in FLAGGER._possible(sentence)] == []
+        assert [each.kind for each in matched if each not in flagger._possible(sentence)] == []

@@ -13,6 +13,7 @@ from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineError, EngineSilent, EngineUnavailable, InvalidAnswer, RequestRefused
 from worker.runtime.batcher import Batcher, OutOfTime
 from worker.runtime.limiter import BatchSize
+from worker.runtime.suspects import ALONE, Suspects
 
 
 def request(text: str, prefix: str = "p") -> ScoreRequest:
@@ -140,6 +141,52 @@ def test_everyone_runs_out_of_their_own_time_whoever_came_first() -> None:
         await batcher.aclose()
 
     run(main())
+
+
+def test_looking_for_who_ran_out_of_time_takes_little_time_however_many_deadlines_there_are() -> None:
+    looks = 0
+
+    class Counting(Batcher):
+        def _end_the_overdue(self) -> None:
+            nonlocal looks
+            looks += 1
+            super()._end_the_overdue()
+
+    async def main() -> None:
+        batcher = Counting(ScriptedEngine(delay_s=1_000.0).score, max_items=1, max_wait_s=0, concurrency=1)
+        loop = asyncio.get_running_loop()
+        late: list[float] = []
+
+        async def ask(number: int, within_s: float) -> None:
+            with pytest.raises(OutOfTime):
+                await batcher.score(request(f"{number}"), within_s)
+            late.append(loop.time() - within_s)
+
+        await asyncio.gather(*(ask(number, 1.0 + number / 2_000) for number in range(2_000)))
+        assert max(late) < 0.02
+        await batcher.aclose()
+
+    run(main())
+    assert looks <= 101
+
+
+async def test_whoever_waits_for_a_call_that_has_not_begun_is_cancelled_by_the_end() -> None:
+    batcher = Batcher(ScriptedEngine(delay_s=60.0).score, max_items=1, max_wait_s=0, concurrency=1)
+    asking = [asyncio.create_task(batcher.score(request(text), 60.0)) for text in ("under way", "waiting", "waiting")]
+    await asyncio.sleep(0.01)
+    await batcher.aclose()
+    done, pending = await asyncio.wait(asking, timeout=5.0)
+    assert not pending
+    assert all(task.cancelled() for task in done)
+
+
+def test_another_question_about_a_ticket_is_another_suspect() -> None:
+    suspects = Suspects()
+    suspects.dropped([request("a text", "one prefix")])
+    assert suspects.most(request("a text", "one prefix")) == ALONE
+    assert suspects.most(request("a text", "another")) is None
+    suspects.cleared([request("a text", "another")])
+    assert suspects.most(request("a text", "one prefix")) == ALONE
 
 
 async def test_an_adapter_bug_reaches_the_caller() -> None:

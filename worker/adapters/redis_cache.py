@@ -49,7 +49,7 @@ local trouble
 for place, key in ipairs(KEYS) do
   local value = ARGV[place + 2]
   if not value then
-    if redis.call('GET', key) == ARGV[2] then redis.call('DEL', key) end
+    if redis.pcall('GET', key) == ARGV[2] then redis.call('DEL', key) end
   elseif not trouble then
     local done = redis.pcall('SET', key, value, 'EX', ARGV[1])
     if done.err then trouble = done end

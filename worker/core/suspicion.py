@@ -139,7 +139,10 @@ class Flagger:
         marked_before, marked_behind = r"[\[({#<=→⇒>\"“'|]", r"(?:[\])}>\"”'|#]|$)"
         named = "|".join(map(re.escape, own)) or r"(?!)"
         # In a text: behind the end of a sentence, and before that of its own.
-        alone = rf"(?:\A|[{_MARKS}]|[{_RULE}]{{2}}\s)\W*{word}\W*(?:[{_MARKS}]|\s[{_RULE}]{{2}}|\Z)"
+        behind = rf"\W*(?:[{_MARKS}]|\s[{_RULE}]{{2}}|\Z)"
+        if any(word[-1] in _MARKS + _RULE for word in words):  # a label that is the end of its sentence itself
+            behind = ""
+        alone = rf"(?:\A|[{_MARKS}]|[{_RULE}]{{2}}\s)\W*{word}{behind}"
         self._whole = _compiled(
             ("override", _OVERRIDE),
             ("router", _ROUTER),
@@ -286,12 +289,13 @@ _FOREIGN_DISGUISE = re.compile(
 )
 _SPACED_OUT = re.compile(r"(?:(?<!\w)\w ){6}|(?:(?<!\w)\w[.\-_*·/]){5}")  # l e t t e r s
 _ENCODED = re.compile("[A-Za-z0-9+/]{40}")
-_DISGUISES = (_FOREIGN_DISGUISE, _SPACED_OUT, _ENCODED)
+_DISGUISES = (_ENCODED, _SPACED_OUT, _FOREIGN_DISGUISE)
 _may_be_disguised = may_match(*(each.pattern for each in _DISGUISES))
 
 
 def _is_disguised(text: str) -> bool:
-    return _may_be_disguised(text) and any(each.search(text) for each in _DISGUISES)
+    some = _DISGUISES[:-1] if text.isascii() else _DISGUISES
+    return _may_be_disguised(text) and any(each.search(text) for each in some)
 
 
 _REDACTED = re.compile("|".join(rf"\[ ?{re.escape(text[1:].lower())}" for text in PLACEHOLDERS))

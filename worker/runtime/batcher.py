@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 
@@ -18,6 +18,10 @@ Ask = Callable[[Sequence[ScoreRequest]], Awaitable[Sequence[LabelScores]]]
 
 GRACE_S = 0.1
 """So long an answer is kept for equal tickets whose look-up in the cache was under way when it came."""
+
+ALARM_S, ALARM_PER_TICKET_S = 0.01, 1e-6
+"""At least between two looks at all that wait for who has run out of time: a look takes a tenth of a microsecond for
+each, and so a tenth of the time at most, however many deadlines there are."""
 
 Group = tuple[Piece, tuple[int, ...], int | None]
 """Prefix, labels, and what `Suspects.most` says: suspects come together, apart from all others."""
@@ -87,6 +91,7 @@ class Batcher:
         self._alarm: asyncio.TimerHandle | None = None
         """Goes off when the first of those that wait runs out of time: a timer for each costs more than all of this."""
         self._alarm_at = math.inf
+        self._look_from = 0.0
 
     async def score(self, request: ScoreRequest, within_s: float | None = None) -> LabelScores:
         """Raises EngineError, TooLong, and OutOfTime where there is no answer `within_s`. Neither that nor being
@@ -101,8 +106,8 @@ class Batcher:
         future: asyncio.Future[LabelScores] = loop.create_future()
         until = math.inf if within_s is None else loop.time() + within_s
         asked.waiting.append((future, until))
-        if until < self._alarm_at:
-            self._wake_at(until)
+        if (look_at := max(until, self._look_from)) < self._alarm_at:
+            self._wake_at(look_at)
         if (span := current_span()) is not None:
             asked.spans.append(span)
             if asked.call is not None:
@@ -110,12 +115,14 @@ class Batcher:
         return await future
 
     async def aclose(self) -> None:
-        """Cancel what is still being asked."""
+        """Cancel what is still being asked, and whoever waits for it."""
         if self._alarm is not None:
             self._alarm.cancel()
+        self._alarm, self._alarm_at = None, math.inf
         for group in self._waiting.values():
             if group.timer is not None:
                 group.timer.cancel()
+            _cancel(group.requests)
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -134,17 +141,18 @@ class Batcher:
     def _end_the_overdue(self) -> None:
         now = asyncio.get_running_loop().time()
         self._alarm, self._alarm_at = None, math.inf
-        earliest = math.inf
+        earliest, looked_at = math.inf, 0
         for asked in self._in_flight.values():
+            looked_at += len(asked.waiting)
+            asked.waiting = [(future, until) for future, until in asked.waiting if not future.done()]
             for future, until in asked.waiting:
-                if future.done():
-                    continue
                 if until <= now:
                     future.set_exception(OutOfTime())
                 else:
                     earliest = min(earliest, until)
+        self._look_from = now + ALARM_S + looked_at * ALARM_PER_TICKET_S
         if earliest < math.inf:
-            self._wake_at(earliest)
+            self._wake_at(max(earliest, self._look_from))
 
     def _enqueue(self, asked: _Asked) -> None:
         request = asked.request
@@ -196,9 +204,7 @@ class Batcher:
             await self._ask(ask, batch)
         except asyncio.CancelledError:
             self._forget(batch)
-            for asked in batch:
-                for future, _ in asked.waiting:
-                    future.cancel()
+            _cancel(batch)
             raise
         asyncio.get_running_loop().call_later(GRACE_S, self._forget, batch)
 
@@ -250,3 +256,9 @@ class Batcher:
         for asked in batch:
             if self._in_flight.get(asked.request) is asked:
                 del self._in_flight[asked.request]
+
+
+def _cancel(batch: Iterable[_Asked]) -> None:
+    for asked in batch:
+        for future, _ in asked.waiting:
+            future.cancel()

@@ -24,7 +24,7 @@ class Suspects:
 
     def most(self, request: ScoreRequest) -> int | None:
         """Items in a call with this request, ALONE, or None where nothing is held against it."""
-        return self._most.get(hash(request)) if self._most else None
+        return self._most.get(_number(request)) if self._most else None
 
     def dropped(self, batch: Sequence[ScoreRequest]) -> None:
         """A call with these got no answer: it may be any of them, or a call beside it."""
@@ -48,11 +48,16 @@ class Suspects:
         """These were answered."""
         if self._most:
             for request in batch:
-                self._most.pop(hash(request), None)
+                self._most.pop(_number(request), None)
 
     def _suspect(self, batch: Iterable[ScoreRequest], most: int) -> None:
         for request in batch:
-            self._most.pop(hash(request), None)
-            self._most[hash(request)] = most
+            self._most.pop(_number(request), None)
+            self._most[_number(request)] = most
         while len(self._most) > REMEMBERED:
             del self._most[next(iter(self._most))]
+
+
+def _number(request: ScoreRequest) -> int:
+    """Of the whole request, whose own hash is that of its item: another question about a ticket is another suspect."""
+    return hash((request.prefix, request.item, request.label_token_ids))
