@@ -241,6 +241,21 @@ class TestLogSink:
         assert len(sizes) == 3
         assert max(sizes) <= select.PIPE_BUF
 
+    @pytest.mark.timeout(20)
+    def test_what_logs_in_the_middle_of_a_write_neither_hangs_nor_gets_lost(self, pipe: tuple[int, int]) -> None:
+        """As a finaliser may, wherever the collector of cycles sets in."""
+        reader, writer = pipe
+        sink = LogSink(writer, _notice)
+
+        def soon(_: Callable[[], None]) -> None:
+            sink.write(b"by a finaliser\n")
+            sink.write_soon(b"by another\n")
+
+        sink.gather(soon)
+        sink.write_soon(b"1\n")
+        sink.write(b"2\n")
+        assert _drain(reader) == b"1\nby a finaliser\nby another\n2\n"
+
     def test_no_line_overtakes_those_that_are_gathered(self, pipe: tuple[int, int]) -> None:
         reader, writer = pipe
         sink = LogSink(writer, _notice)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from worker.adapters.kafka_refusals import REFUSED_RECORD_RETRY_S, record_bytes
 from worker.adapters.kafka_tight_topics import TightTopics
 from worker.ports import Output
@@ -76,6 +81,41 @@ def test_after_a_second_refusal_no_more_waits_than_was_taken_before() -> None:
         tight.begin()
         assert sent_until_full(tight) == 2
         tight.flushed()
+
+
+@example(shares=[3, 2, 0], at_once=[1])
+@example(shares=[6, 6], at_once=[6, 2])
+@given(
+    shares=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    at_once=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+)
+def test_whatever_a_topic_takes_only_apart_is_taken_in_the_end(shares: list[int], at_once: list[int]) -> None:
+    """Batches are those of a partition, and what a batch may hold is known of nobody: of these records it takes two
+    times as many, or five, since they compress."""
+    clock = Clock()
+    tight = TightTopics(clock)
+    records = [partition for partition, count in enumerate(shares) for _ in range(count)]
+
+    def transaction() -> bool:
+        tight.begin()
+        waiting: Counter[int] = Counter()
+        for partition in [*records, None]:
+            if partition is None or tight.no_room(BILLING):
+                if any(count > at_once[each % len(at_once)] for each, count in waiting.items()):
+                    assert not tight.refused("billing"), "nobody is to blame"
+                    return False
+                tight.flushed()
+                waiting.clear()
+            if partition is not None:
+                tight.sent(BILLING)
+                waiting[partition] += 1
+        return True
+
+    attempts = 1
+    while not transaction():
+        clock.now += 0.1
+        attempts += 1
+        assert attempts < 20
 
 
 def test_a_topic_is_tight_for_a_while_after_its_last_refusal() -> None:

@@ -19,7 +19,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.contracts.stream_backends import QUIET, ApacheBackend
-from tests.contracts.test_stream import Desk, Member, eventually, make_backend, name, numbered, settle, settlement
+from tests.contracts.test_stream import (
+    Desk,
+    Member,
+    eventually,
+    make_backend,
+    name,
+    numbered,
+    settle,
+    settlement,
+)
 from worker.adapters import kafka_refusals
 from worker.adapters.kafka import KafkaStream
 from worker.adapters.kafka_exactly_once import ExactlyOnce, _raise_if_failed, _Reports, _why
@@ -213,6 +222,26 @@ def test_records_that_are_too_large_only_together_are_sent_apart_from_then_on(de
         wanted = [b"%d-%d" % (number, offset) for offset in range(EACH)]
         assert (mine if desk.backend.name == "apache-exactly-once" else list(dict.fromkeys(mine))) == wanted
         assert mine[-20:] == wanted[-20:], "once each, since nothing fails any more"
+
+
+def test_what_compresses_less_than_what_was_taken_before_goes_to_the_topic_too(desk: Desk) -> None:
+    """Room is counted in bytes that are not compressed, and the broker's limit is one of bytes that are."""
+    tight = name("tight")
+    desk.backend.create_topic(tight, 1, **{"max.message.bytes": "60000"})
+    desk.put(0, numbered(24))
+    member = desk.join()
+    eventually(lambda: len(member.got) == 24, member)
+    outputs = {
+        d: [Output(tight, b"k", noise(8_000, d.offset) + bytes(12_000) if d.offset < 12 else noise(20_000, d.offset))]
+        for d in member.got
+    }
+    until = time.monotonic() + 60
+    committed = 0
+    while committed < 24:
+        assert time.monotonic() < until
+        for offset in settle(member, settlement(outputs)).committed.values():
+            committed = max(committed, offset)
+    assert len(desk.backend.records(tight)) >= 24
 
 
 def test_smaller_records_than_the_one_refused_go_on_to_the_topic(desk: Desk) -> None:

@@ -384,6 +384,18 @@ async def test_a_slow_engine_is_given_no_more_than_it_gets_through_in_time() -> 
     worker.forget([Partition(RULES.input_topic, 0)])
 
 
+async def test_a_stuck_partition_leaves_half_of_what_a_slow_engine_is_given_to_the_others() -> None:
+    limits = Limits(max_in_flight=1_000, max_in_flight_bytes=2**40)
+    worker = make_worker(broker(2), ScriptedEngine(delay_s=60), limits=limits)
+    stuck, other = Partition(RULES.input_topic, 0), Partition(RULES.input_topic, 1)
+    _admitted(worker, SLOWLY // 2 - 1)
+    worker.assigned({other: 1})
+    assert not worker.demand().paused.partitions
+    _admitted(worker, 1, first=SLOWLY // 2 - 1)
+    assert worker.demand().paused.partitions == {stuck}
+    worker.forget([stuck, other])
+
+
 async def test_a_ticket_that_a_rule_decides_needs_no_task() -> None:
     rules = rule_set(
         overrides=[{"kind": "field", "name": "vip", "pointer": "/tenant", "equals": "a", "then": "escalate"}]

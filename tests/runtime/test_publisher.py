@@ -40,13 +40,13 @@ class Failing(Outputs):
 class Desk:
     """A publisher and what came to its end."""
 
-    def __init__(self, outputs: Outputs) -> None:
+    def __init__(self, outputs: Outputs, journal: type[Journal] = Journal) -> None:
         self.metrics = Metrics()
         self.ended: dict[int, tuple[Output, ...]] = {}
         self.publisher = Publisher(
             rule_set=RULES,
             outputs=outputs,
-            journal=Journal(self.metrics, log_ticket_text=False),
+            journal=journal(self.metrics, log_ticket_text=False),
             spans=TicketSpans(NoTracing()),
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
             complete=lambda delivery, outputs: self.ended.update({delivery.offset: outputs}),
@@ -106,3 +106,15 @@ async def test_a_ticket_for_which_nothing_can_be_published_stays_open_and_no_nei
     await asyncio.sleep(0.01)
     assert sorted(desk.ended) == [0, 1, 3, 4]
     assert [sample.value for sample in desk.metrics.samples(TICKET_FAILURES)] == [2]
+
+
+async def test_not_even_a_bug_in_saying_so_reaches_the_neighbours() -> None:
+    class Mute(Journal):
+        def failed(self, delivery: Delivery, error: Exception) -> None:
+            raise error
+
+    desk = Desk(Failing(2), Mute)
+    for offset in range(5):
+        desk.decide(offset)
+    await asyncio.sleep(0.01)
+    assert sorted(desk.ended) == [0, 1, 3, 4]

@@ -19,6 +19,7 @@ class _Tight:
     room: int = 0
     """So many bytes may wait for one flush; a record by itself may always."""
     grows: bool = True
+    """Until it refuses for the second time; from then on there is less and less room, until nothing is refused."""
 
 
 class TightTopics:
@@ -78,10 +79,12 @@ class TightTopics:
         tight.until = now + REFUSED_RECORD_RETRY_S
         if sum(output.topic == topic for output in self._waiting) == 1:
             return True
-        if not tight.grows:  # what was taken once is not taken any more
-            tight.taken = 0
-        tight.room = tight.taken
-        tight.grows = tight.taken == 0
+        if tight.taken and tight.grows:
+            tight.room, tight.grows = tight.taken, False
+        else:
+            # As many bytes were taken once, but of what compresses better, or of several partitions. Whatever was taken
+            # meanwhile says nothing of these: to begin anew would end here again, each time.
+            tight.room = min(tight.room, tight.waiting) // 2
         return False
 
     def _forget_waiting(self) -> None:

@@ -311,7 +311,7 @@ class Worker:
         """Partitions that hold more than their share: one hot or stuck partition must leave room for the others."""
         if len(held) < 2:
             return frozenset()
-        most = max(1, self._limits.max_in_flight // 2)
+        most = max(1, self._most_in_flight() // 2)
         return frozenset(
             partition
             for partition, count in held.items()

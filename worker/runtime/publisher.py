@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -108,10 +109,12 @@ class Publisher:
             try:
                 found.append((each, step(each, value)))
             except Exception as error:  # noqa: BLE001 - one ticket's, not its neighbours'
-                if each.ticket is not None:
-                    self.failed(each.delivery, error, each.span)
-                else:  # not even that can be published: it stays open, uncommitted, and the watchdog says so
-                    self._journal.failed(each.delivery, error)
+                # Where that fails too, the ticket stays open, uncommitted, and the watchdog says so.
+                with contextlib.suppress(Exception):
+                    if each.ticket is not None:
+                        self.failed(each.delivery, error, each.span)
+                    else:
+                        self._journal.failed(each.delivery, error)
         return found
 
     def _describe(self, each: _Decided, routed: Routed) -> Envelope:

@@ -27,7 +27,10 @@ class LogSink:
         """`notice` makes the line that says how many were dropped; it is written with the next line that fits."""
         self._write_some = _writer(fd)
         self._notice = notice
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._busy = False
+        self._late: list[bytes] = []
+        """Lines that were logged in the middle of all this, by what the collector of cycles finalised just then."""
         self._rest = b""
         """What is still to be written of a line that was begun."""
         self._unreported = 0
@@ -48,32 +51,51 @@ class LogSink:
         """Every line is written at once again."""
         with self._lock:
             self._soon, self._gathering = None, -1
-            self._flush()
+        self._write_gathered()
 
     def write_soon(self, line: bytes) -> None:
         """`line` ends with a newline. Never waits, never raises. Behind all that was written before."""
-        with self._lock:
-            soon = self._soon
-            if soon is None or threading.get_ident() != self._gathering:
-                self._flush()
-                self._put([line])
-                return
-            if len(line) > self._room:
-                self._flush()
-            if not self._gathered:
-                soon(self._write_gathered)
-            self._gathered.append(line)
-            self._room -= len(line)
+        self._do(self._take, line)
 
     def write(self, line: bytes) -> None:
         """As `write_soon`, at once."""
-        with self._lock:
-            self._flush()
-            self._put([line])
+        self._do(self._take_at_once, line)
 
     def _write_gathered(self) -> None:
+        self._do(self._take_at_once, None)
+
+    def _do(self, take: Callable[[bytes | None], None], line: bytes | None) -> None:
         with self._lock:
+            if self._busy:
+                if line is not None:
+                    self._late.append(line)
+                return
+            self._busy = True
+            try:
+                take(line)
+                while self._late:
+                    late, self._late = self._late, []
+                    self._flush()
+                    self._put(late)
+            finally:
+                self._busy = False
+
+    def _take(self, line: bytes | None) -> None:
+        soon = self._soon
+        if line is None or soon is None or threading.get_ident() != self._gathering:
+            self._take_at_once(line)
+            return
+        if len(line) > self._room:
             self._flush()
+        if not self._gathered:
+            soon(self._write_gathered)
+        self._gathered.append(line)
+        self._room -= len(line)
+
+    def _take_at_once(self, line: bytes | None) -> None:
+        self._flush()
+        if line is not None:
+            self._put([line])
 
     def _flush(self) -> None:
         if self._gathered:
