@@ -225,7 +225,7 @@ class Settings(BaseSettings):
     batch_concurrency: int = Field(16, ge=1, le=1_024, description="Most requests at an engine at once.")
 
     max_in_flight: int = Field(
-        1_024,
+        2_048,
         ge=1,
         le=1_000_000,
         description="Most tickets taken in and not yet settled; fewer while the engine is slow.",

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from tests.bench.pipeline import INPUT
-from tests.bench.tickets import ticket_bytes
+from tests.bench.tickets import SURE, ticket_bytes
 from tests.bench.whole import CONCURRENCY, Bench
 from tests.integration.desk import StubProcess
 from worker.adapters import sglang_wire as wire
@@ -41,7 +41,7 @@ class Saturation:
 
 def run(bench: Bench, seconds: float) -> Saturation:
     """`INPUT` must hold enough tickets. The engine works on two requests of 32 tickets at once, 0.2 s each."""
-    bench.stub.tell(latency_s=LATENCY_S, slots=SLOTS)
+    bench.stub.tell(latency_s=LATENCY_S, slots=SLOTS, keywords=SURE)
     try:
         with bench.worker(INPUT, batch_items=ITEMS) as worker:
             while not worker.settled():
