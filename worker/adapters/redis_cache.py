@@ -49,7 +49,9 @@ local trouble
 for place, key in ipairs(KEYS) do
   local value = ARGV[place + 2]
   if not value then
-    if redis.pcall('GET', key) == ARGV[2] then redis.call('DEL', key) end
+    local held = redis.pcall('GET', key)
+    if held == ARGV[2] then redis.call('DEL', key)
+    elseif type(held) == 'table' and not string.find(held.err, 'WRONGTYPE', 1, true) then trouble = trouble or held end
   elseif not trouble then
     local done = redis.pcall('SET', key, value, 'EX', ARGV[1])
     if done.err then trouble = done end
