@@ -92,6 +92,7 @@ class Batcher:
         """Goes off when the first of those that wait runs out of time: a timer for each costs more than all of this."""
         self._alarm_at = math.inf
         self._look_from = 0.0
+        """Not before this time of the loop: see ALARM_S."""
 
     async def score(self, request: ScoreRequest, within_s: float | None = None) -> LabelScores:
         """Raises EngineError, TooLong, and OutOfTime where there is no answer `within_s`. Neither that nor being

@@ -413,12 +413,12 @@ class Worker:
                 self._publisher.failed(delivery, ticket, span)
             else:
                 with within(span):
-                    self._route(delivery, ticket, taken)
+                    self._route(taken, ticket)
         except Exception as error:  # noqa: BLE001 - as above
             self._publisher.failed(delivery, error, span)
 
-    def _route(self, delivery: Delivery, ticket: Ticket, taken: _Taken) -> None:
-        routed = self._router.without_asking(ticket)
+    def _route(self, taken: _Taken, ticket: Ticket) -> None:
+        delivery, routed = taken.delivery, self._router.without_asking(ticket)
         if routed is not None:
             self._publisher.decided(delivery, ticket, routed, self._clock() - taken.started, taken.span)
             return
