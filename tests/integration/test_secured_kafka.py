@@ -163,11 +163,11 @@ def test_an_operator_with_the_listed_rights_sends_reads_and_audits(
     assert serving.audit(own, folder, None).clean
     assert serving.export(own, folder, tmp_path / "decisions.jsonl") >= 120
     serving.replay(own, folder, "dead-letter", None, Selection(None, None, 5), dry_run=False)
-    assert None not in serving.topics(own, folder, True, 2, 1).values()
+    assert None not in serving.rule_set_topics(own, folder, True, 2, 1).values()
     admin, gone = secured.admin("admin"), desk.rules.dead_letter_topic
     admin.delete_topics([gone], request_timeout=20)[gone].result(20)
-    wait_for(lambda: serving.topics(own, folder, False, 2, 1)[gone] is None, "the topic to be gone")
-    wait_for(lambda: serving.topics(own, folder, True, 2, 1)[gone] is not None, "the topic to be made anew")
+    wait_for(lambda: serving.rule_set_topics(own, folder, False, 2, 1)[gone] is None, "the topic to be gone")
+    wait_for(lambda: serving.rule_set_topics(own, folder, True, 2, 1)[gone] is not None, "the topic to be made anew")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[tuple[Path, Settings, StubEngine
         yield tmp_path, Settings(engine_url=stub.url), stub
 
 
-def quiet(_: str) -> studies.Progress:
+def quiet(_: str) -> Progress:
     return lambda *_: None
 
 

@@ -73,7 +73,7 @@ def topics(
     ] = -1,
 ) -> None:
     """List the topics of a rule set, or create them."""
-    print_topics(out, serving.topics(load_settings(), rules, create, partitions, replication))
+    print_topics(out, serving.rule_set_topics(load_settings(), rules, create, partitions, replication))
 
 
 @app.command()
