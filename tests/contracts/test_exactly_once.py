@@ -30,6 +30,7 @@ from tests.servers.faulty_broker import FaultyBroker, Request
 from worker.adapters.kafka import KafkaStream
 from worker.adapters.kafka_client import RationedLog
 from worker.adapters.kafka_exactly_once import ExactlyOnce, _send_offsets
+from worker.adapters.kafka_topic_identity import TopicIdentity
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamRetriable
 from worker.ports import Output, Settled
@@ -337,7 +338,8 @@ def bare_settler(broker: FaultyBroker, errors: list[int]) -> tuple[ExactlyOnce, 
         consumer.close()
 
     try:
-        return ExactlyOnce(config, consumer, topics, log, lambda _: None, time.monotonic), close
+        identity = TopicIdentity(config, log, time.monotonic)
+        return ExactlyOnce(config, consumer, topics, identity, log, lambda _: None, time.monotonic), close
     except ConfigError:
         close()
         raise

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tests.contracts.stream_backends import QUIET, ApacheBackend
 from tests.contracts.test_stream import Desk, Member, eventually, make_backend, numbered, settle
+from worker.adapters.kafka import KafkaStream
+from worker.adapters.kafka_exactly_once import ExactlyOnce
+from worker.adapters.kafka_topic_identity import Identity, TopicIdentity
 from worker.ports import Gap, Partition, Paused
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.kafka]
@@ -24,18 +27,31 @@ def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
         yield Desk(make_backend(request.param, request), 1, stack)
 
 
+@pytest.fixture(params=["apache", "apache-range", "apache-kip848", "apache-exactly-once", "apache-kip848-exactly-once"])
+def any_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """By each protocol of groups, since each has offsets of its own kind."""
+    with ExitStack() as stack:
+        yield Desk(make_backend(request.param, request), 1, stack)
+
+
+@pytest.fixture
+def plain_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    with ExitStack() as stack:
+        yield Desk(make_backend("apache", request), 1, stack)
+
+
 def admin_of(desk: Desk) -> AdminClient:
     assert isinstance(desk.backend, ApacheBackend)
     return AdminClient({"bootstrap.servers": desk.backend.bootstrap_servers}, logger=QUIET)
 
 
-def make_anew(desk: Desk) -> None:
+def make_anew(desk: Desk, copies: int = 1) -> None:
     admin = admin_of(desk)
     admin.delete_topics([desk.input])[desk.input].result(30)
     until = time.monotonic() + 30
     while True:  # the broker goes on deleting for a while
         try:
-            admin.create_topics([NewTopic(desk.input, 1, 1)])[desk.input].result(30)
+            admin.create_topics([NewTopic(desk.input, 1, copies)])[desk.input].result(30)
             return
         except KafkaException:
             assert time.monotonic() < until
@@ -47,6 +63,45 @@ def cut(desk: Desk, offset: int) -> None:
     at = TopicPartition(desk.input, 0, offset)
     admin = admin_of(desk)
     admin.delete_records([at])[at].result(30)
+
+
+def committed_with(desk: Desk) -> tuple[int, str | None]:
+    """The group's offset of the one partition, and what was noted with it."""
+    assert isinstance(desk.backend, ApacheBackend)
+    settings = {"bootstrap.servers": desk.backend.bootstrap_servers, "group.id": desk.group}
+    consumer = Consumer(settings, logger=QUIET)
+    try:
+        (found,) = consumer.committed([TopicPartition(desk.input, 0)], timeout=20)
+        return found.offset, found.metadata
+    finally:
+        consumer.close()
+
+
+def commit_from_outside(desk: Desk, offset: int, metadata: str) -> None:
+    """As tools do, for a group without members."""
+    assert isinstance(desk.backend, ApacheBackend)
+    settings = {"bootstrap.servers": desk.backend.bootstrap_servers, "group.id": desk.group}
+    consumer = Consumer(settings, logger=QUIET)
+    try:
+        consumer.commit(offsets=[TopicPartition(desk.input, 0, offset, metadata)], asynchronous=False)
+    finally:
+        consumer.close()
+
+
+def leave_an_offset_of_the_topic_before(desk: Desk) -> list[bytes]:
+    """A worker settles its last tickets when the topic is another one already, and ends before it sees that. Returns
+    what is in the new topic: its first twenty lie before the group's offset."""
+    desk.put(0, numbered(20))
+    member = desk.join()
+    eventually(lambda: len(member.got) == 20, member)
+    settle(member, member.settlement(member.got[:10]))
+    make_anew(desk)
+    settle(member, member.settlement(member.got[10:]))
+    member.stream.close()
+    assert desk.committed() == {0: 20}
+    fresh = [b"new %d" % n for n in range(30)]
+    desk.put(0, fresh)
+    return fresh
 
 
 def settle_what_came(member: Member) -> None:
@@ -71,6 +126,121 @@ def test_a_topic_that_was_made_anew_is_read_whole_and_every_ticket_in_it_settled
     settle_what_came(member)
     assert desk.outputs() == numbered(20) + fresh
     assert desk.committed() == {0: 30}
+
+
+def test_brokers_forget_a_group_s_offsets_together_with_the_topic(any_desk: Desk) -> None:
+    """Apache Kafka 4.3: so the worker that starts next begins at the beginning, without knowing what happened."""
+    any_desk.put(0, numbered(20))
+    member = any_desk.join()
+    eventually(lambda: len(member.got) == 20, member)
+    settle_what_came(member)
+    member.stream.close()
+    make_anew(any_desk)
+    eventually(lambda: any_desk.committed() == {})
+
+
+def test_a_worker_started_on_a_topic_that_was_made_anew_reads_it_whole(any_desk: Desk) -> None:
+    fresh = leave_an_offset_of_the_topic_before(any_desk)
+    started = any_desk.join()
+    eventually(lambda: len(started.got) == 30, started)
+    assert started.values() == fresh
+    assert started.gaps == [Gap(Partition(any_desk.input, 0), 20, 0)]
+    settle_what_came(started)
+    assert any_desk.outputs() == numbered(20) + fresh
+    assert any_desk.committed() == {0: 30}
+
+
+def test_an_offset_of_the_topic_before_confirms_no_settlement(request: pytest.FixtureRequest) -> None:
+    with ExitStack() as stack:
+        desk = Desk(make_backend("apache-exactly-once", request), 1, stack)
+        fresh = leave_an_offset_of_the_topic_before(desk)
+        started = desk.join()
+        eventually(lambda: len(started.got) == 30, started)
+        assert isinstance(started.stream, KafkaStream)
+        settler = started.stream._settler
+        assert isinstance(settler, ExactlyOnce)
+        settler._in_doubt = {Partition(desk.input, 0): 5}  # a transaction's answer was lost, and it was aborted
+        settle_what_came(started)
+        assert desk.outputs() == numbered(20) + fresh
+
+
+def test_what_is_committed_names_the_topic_that_it_counts_in(desk: Desk) -> None:
+    desk.put(0, numbered(20))
+    member = desk.join()
+    eventually(lambda: len(member.got) == 20, member)
+    settle(member, member.settlement(member.got[:10]))
+    offset, metadata = committed_with(desk)
+    before = Identity.noted(metadata)
+    assert offset == 10
+    assert before is not None and len(metadata or "") < 100
+
+    make_anew(desk)
+    desk.put(0, numbered(5))
+    eventually(lambda: member.values()[-5:] == numbered(5) and bool(member.gaps), member, within_s=90.0)
+
+    def settled_in_the_new_one() -> bool:
+        # Where the client stepped back by itself, which topic it is comes to light a little later.
+        settle_what_came(member)
+        offset, metadata = committed_with(desk)
+        after = Identity.noted(metadata)
+        return offset == 5 and after is not None and after.has_replaced(before)
+
+    eventually(settled_in_the_new_one, member, within_s=90.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "begins_at"),
+    [
+        ("", 20),
+        ("set by hand", 20),
+        ("ticket-router/1 topic-id={earlier} cluster-id=AnotherClusterAltogether", 20),
+        ("ticket-router/1 topic-id={present} cluster-id={cluster}", 20),
+        ("ticket-router/1 topic-id={earlier} cluster-id={cluster}", 0),
+    ],
+    ids=["without a note", "a stranger's note", "from another cluster", "of this topic", "of an earlier topic"],
+)
+def test_only_an_offset_that_is_known_to_be_of_an_earlier_topic_is_not_gone_by(
+    plain_desk: Desk, metadata: str, begins_at: int
+) -> None:
+    desk = plain_desk
+    desk.put(0, numbered(30))
+    admin = admin_of(desk)
+    topic = admin.describe_topics(TopicCollection([desk.input]))[desk.input].result(30)
+    cluster = admin.describe_cluster().result(30)
+    present = str(topic.topic_id).replace("+", "-").replace("/", "_")
+    note = metadata.format(earlier="AAAAAAAAAAAAAAAAAAAAAQ", present=present, cluster=cluster.cluster_id)
+    commit_from_outside(desk, 20, note)
+    member = desk.join()
+    eventually(lambda: bool(member.got) and member.got[-1].offset == 29, member)
+    assert member.got[0].offset == begins_at
+    assert len(member.gaps) == (begins_at == 0)
+
+
+def test_while_the_topic_s_id_is_not_known_an_offset_that_names_one_is_not_gone_by(
+    plain_desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = plain_desk
+    desk.put(0, numbered(30))
+    admin = admin_of(desk)
+    cluster = admin.describe_cluster().result(30).cluster_id
+    commit_from_outside(desk, 20, Identity("AAAAAAAAAAAAAAAAAAAAAQ", cluster).note)
+    away = True
+    ask = TopicIdentity.ask
+
+    def unanswered(identity: TopicIdentity, timeout_s: float) -> Identity | None:
+        if away:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "nobody answers"))
+        return ask(identity, timeout_s)
+
+    monkeypatch.setattr(TopicIdentity, "ask", unanswered)
+    monkeypatch.setattr(TopicIdentity, "replaced", lambda _: ())  # which asks by itself
+    member = desk.join()
+    eventually(lambda: "where to begin is not known yet" in (member.stream.trouble() or ""), member)
+    assert member.got == []
+    away = False
+    eventually(lambda: len(member.got) == 30, member)
+    assert member.stream.trouble() is None
+    assert member.gaps == [Gap(Partition(desk.input, 0), 20, 0)]
 
 
 def test_what_was_deleted_before_it_was_read_is_counted(desk: Desk) -> None:

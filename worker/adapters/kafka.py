@@ -15,6 +15,7 @@ from worker.adapters.kafka_client import (
     RationedLog,
     consumer_properties,
     error_of,
+    unusable,
 )
 from worker.adapters.kafka_exactly_once import ExactlyOnce
 from worker.adapters.kafka_gaps import Gaps
@@ -23,7 +24,7 @@ from worker.adapters.kafka_records import at, headers_of, offset_of, partition_a
 from worker.adapters.kafka_settling import AtLeastOnce, Settler
 from worker.adapters.kafka_starts import Starts
 from worker.adapters.kafka_topic_identity import TopicIdentity
-from worker.adapters.kafka_topics import TopicLookup
+from worker.adapters.kafka_topics import MOCK_CLUSTER, TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import (
     AssignmentListener,
@@ -49,6 +50,9 @@ PROBE_EVERY_S = 2.0
 """How often brokers in trouble are asked whether they are back."""
 
 PROBE_S = 0.5
+
+IDENTITY_S = 2.0
+"""So long the start waits for the input topic's id, which comes in milliseconds; later it is asked for again."""
 
 CLOSE_S = 4.0
 """How long leaving the group may take."""
@@ -80,9 +84,9 @@ class KafkaStream:
         self._paused = Paused()
         self._held: set[Partition] = set()
         self._lag: Lag | None = None
-        self._starts = Starts(clock, self._log)
+        self._identity = TopicIdentity(config, self._log, clock)
+        self._starts = Starts(self._identity, clock, self._log)
         self._gaps = Gaps()
-        self._identity: TopicIdentity | None = None
         self._probed_at = 0.0
         self._opened_at = 0.0
         self._heard_of_group = False
@@ -97,16 +101,17 @@ class KafkaStream:
             topics = TopicLookup(self._config, self._log, self._clock)
             self._topics = topics
             topics.require_readable(self._config)
-            if self._config.delivery == "exactly_once" and topics.is_mock_cluster(self._config.connect_timeout_s):
+            if not topics.cluster_id.startswith(MOCK_CLUSTER):  # which knows of no topic ids
+                self._identity.open(topics.cluster_id, IDENTITY_S)
+            elif self._config.delivery == "exactly_once":
                 raise ConfigError(NO_TRANSACTIONS)
             consumer = Consumer(properties, logger=self._log)
             way = ExactlyOnce if self._config.delivery == "exactly_once" else AtLeastOnce
-            settler = way(self._config, consumer, topics, self._log, self._on_error, self._clock)
+            settler = way(self._config, consumer, topics, self._identity, self._log, self._on_error, self._clock)
         except KafkaException as problem:
-            raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
+            raise unusable(problem) from problem
         self._listener, self._consumer, self._settler = listener, consumer, settler
         self._lag = Lag(consumer, self._clock)
-        self._identity = TopicIdentity(self._config, self._log, self._clock)
         self._opened_at = self._clock()
         consumer.subscribe(
             [self._config.input_topic],
@@ -121,8 +126,7 @@ class KafkaStream:
         if self._starts.serve(consumer):
             self._note_starts()
             self._apply_pauses()
-        if self._identity is not None and self._identity.has_changed():
-            self._begin_anew(consumer)
+        self._begin_anew(consumer, self._identity.replaced())
         # `consume` waits until it has all it was asked for: one record ends the wait, the rest is what lies ready.
         try:
             deliveries = self._deliveries(consumer, consumer.consume(1, timeout_s))
@@ -162,6 +166,7 @@ class KafkaStream:
 
     def close(self) -> None:
         topics, self._topics = self._topics, None
+        self._identity.close()
         if self._consumer is None or self._settler is None:
             if topics is not None:
                 topics.close()
@@ -172,7 +177,7 @@ class KafkaStream:
             # Not from librdkafka's own callback in close(): there, committed() is never answered (2.16).
             hopeless = self._settling_problem is not None
             self._release(settler, leaving, HOPELESS_S if hopeless else self._config.release_timeout_s)
-        self._consumer = self._settler = self._lag = self._identity = None
+        self._consumer = self._settler = self._lag = None
         if topics is not None:
             topics.close()
         # While a commit is unanswered close() would wait for it for ever: dropping the consumer ends it within
@@ -216,6 +221,8 @@ class KafkaStream:
         self._last_epoch += 1
         self._epochs[gap.partition] = self._last_epoch
         self._gaps.begin({gap.partition: gap.found + 1})
+        self._identity.begin([gap.partition])
+        self._identity.hurry()
         if self._lag is not None:
             self._lag.committed({gap.partition: gap.found})
         if self._listener is not None:
@@ -224,12 +231,12 @@ class KafkaStream:
         self._apply_pauses()
         return self._last_epoch
 
-    def _begin_anew(self, consumer: Consumer) -> None:
-        """Every partition, at the beginning of the topic that has taken the place of the other."""
-        for partition, epoch in list(self._epochs.items()):
+    def _begin_anew(self, consumer: Consumer, partitions: Sequence[Partition]) -> None:
+        """At the beginning of the topic that has taken the place of the other."""
+        for partition in partitions:
             expected = self._gaps.expected(partition)
             if expected:
-                self._after(Gap(partition, expected, 0), epoch)
+                self._after(Gap(partition, expected, 0), self._epochs[partition])
                 self._gaps.begin({partition: 0})
             consumer.seek(at(partition, OFFSET_BEGINNING))
 
@@ -298,6 +305,7 @@ class KafkaStream:
             self._epochs.pop(partition, None)
         self._starts.forget(partitions)
         self._gaps.forget(partitions)
+        self._identity.forget(partitions)
         if self._lag is not None:
             self._lag.forget(partitions)
         if self._settler is not None:
@@ -331,6 +339,10 @@ class KafkaStream:
 
     def _note_starts(self) -> None:
         found = self._starts.begun()
+        self._identity.begin(found)
+        if self._listener is not None:
+            for gap in self._starts.replaced():
+                self._listener.gap(gap)
         self._gaps.begin({partition: offset for partition, offset in found.items() if offset is not None})
         if self._lag is not None:
             self._lag.committed({partition: offset or 0 for partition, offset in found.items()})

@@ -25,6 +25,7 @@ from worker.adapters.kafka_records import at, partition_at
 from worker.adapters.kafka_refusals import Refusal, produce
 from worker.adapters.kafka_settling import ASK_S, GroupMember
 from worker.adapters.kafka_shares import Share, offsets_of, settled_by, share_of, without_transaction
+from worker.adapters.kafka_topic_identity import TopicIdentity
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import ConfigError, StreamFatal, StreamRetriable
 from worker.ports import Finished, Output, Partition, PartitionSettlement, Settled
@@ -91,13 +92,14 @@ class ExactlyOnce(GroupMember):
         config: KafkaConfig,
         consumer: Consumer,
         topics: TopicLookup,
+        identity: TopicIdentity,
         log: RationedLog,
         on_error: Callable[[KafkaError], None],
         clock: Callable[[], float],
         random_part: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         """Raises ConfigError where the brokers do not let this client use transactions."""
-        super().__init__(config, consumer, topics, log, on_error, clock)
+        super().__init__(config, consumer, topics, identity, log, on_error, clock)
         self._random_part = random_part
         self._id = self._new_id()
         self._producer: Producer | None = None
@@ -180,7 +182,7 @@ class ExactlyOnce(GroupMember):
             self._send(producer, share.finished, reports, deadline)
         # Before the offsets are sent: they would be sent after a pause of retry.backoff.ms otherwise (2.16).
         self._flush(producer, reports, deadline)
-        positions = [at(partition, offset) for partition, offset in offsets.items()]
+        positions = [self._place(partition, offset) for partition, offset in offsets.items()]
         if positions:
             self._insist(partial(_send_offsets, producer, positions, membership), deadline)
         self._in_doubt = offsets
@@ -317,7 +319,7 @@ class ExactlyOnce(GroupMember):
             raise StreamRetriable(f"it is not known yet whether the last transaction was committed: {failed[0]}")
         for each in found:
             partition = partition_at(each)
-            if each.offset >= self._in_doubt[partition]:
+            if self._confirms(each, self._in_doubt[partition]):
                 self._committed[partition] = each.offset
         self._in_doubt = {}
 

@@ -37,8 +37,11 @@ def partition_of(message: Message) -> Partition:
     return _place(message.topic(), message.partition())
 
 
-def at(partition: Partition, offset: int = OFFSET_INVALID) -> TopicPartition:
-    return TopicPartition(partition.topic, partition.number, offset)
+def at(partition: Partition, offset: int = OFFSET_INVALID, metadata: str | None = None) -> TopicPartition:
+    """`metadata` is what a commit says of the offset besides."""
+    if metadata is None:
+        return TopicPartition(partition.topic, partition.number, offset)
+    return TopicPartition(partition.topic, partition.number, offset, metadata)
 
 
 def partition_at(place: TopicPartition) -> Partition:

@@ -20,6 +20,7 @@ from worker.adapters.kafka_records import at, partition_at
 from worker.adapters.kafka_refusals import Foresight, Refusal, Report, produce
 from worker.adapters.kafka_shares import refused_in
 from worker.adapters.kafka_tight_topics import TightTopics
+from worker.adapters.kafka_topic_identity import TopicIdentity
 from worker.adapters.kafka_topics import TopicLookup
 from worker.errors import StreamRetriable
 from worker.ports import Output, Partition, PartitionSettlement, Settled
@@ -62,6 +63,7 @@ class GroupMember:
         config: KafkaConfig,
         consumer: Consumer,
         topics: TopicLookup,
+        identity: TopicIdentity,
         log: RationedLog,
         on_error: Callable[[KafkaError], None],
         clock: Callable[[], float],
@@ -70,6 +72,7 @@ class GroupMember:
         self._consumer = consumer
         self._foresight = Foresight(config, topics, clock)
         self._tight = TightTopics(clock)
+        self._identity = identity
         self._log = log
         self._on_error = on_error
         self._clock = clock
@@ -90,6 +93,15 @@ class GroupMember:
         if not self._consumer.memberid() or silent_ms >= self._config.max_poll_interval_ms:
             raise StreamRetriable(f"this worker is no member of group {self._config.group_id!r} any more")
         return membership
+
+    def _place(self, partition: Partition, offset: int) -> TopicPartition:
+        """For a commit, with a note of the topic that the offset counts in."""
+        return at(partition, offset, self._identity.note(partition))
+
+    def _confirms(self, committed: TopicPartition, offset: int) -> bool:
+        """Whether what the group has committed is this offset or a later one, and not one of an earlier topic."""
+        here = self._identity.counts_here(partition_at(committed), committed.metadata)
+        return not committed.error and committed.offset >= offset and here
 
 
 class _Progress:
@@ -150,11 +162,12 @@ class AtLeastOnce(GroupMember):
         config: KafkaConfig,
         consumer: Consumer,
         topics: TopicLookup,
+        identity: TopicIdentity,
         log: RationedLog,
         on_error: Callable[[KafkaError], None],
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(config, consumer, topics, log, on_error, clock)
+        super().__init__(config, consumer, topics, identity, log, on_error, clock)
         self._producer_failed = False
         self._producer = self._new_producer()
         self._acknowledged: dict[Partition, int] = {}
@@ -331,7 +344,7 @@ class AtLeastOnce(GroupMember):
             return {}
         self._membership()
         asked = [at(partition) for partition in targets]
-        wanted = [at(partition, offset) for partition, offset in targets.items()]
+        wanted = [self._place(partition, offset) for partition, offset in targets.items()]
         try:
             self._consumer.commit(offsets=wanted, asynchronous=True)
             self._unanswered_commits += 1
@@ -339,8 +352,8 @@ class AtLeastOnce(GroupMember):
             for _ in range(READ_BACKS):
                 found = self._consumer.committed(asked, timeout=timeout_s)
                 self._unanswered_commits = 0
-                offsets = {partition_at(each): each.offset for each in found if not each.error}
-                confirmed = {p: offset for p, offset in targets.items() if offsets.get(p, -1) >= offset}
+                answers = {partition_at(each): each for each in found}
+                confirmed = {p: offset for p, offset in targets.items() if self._confirms(answers[p], offset)}
                 if len(confirmed) == len(targets):
                     break
                 self._serve(0.1)  # the client may be sending the commit to another coordinator

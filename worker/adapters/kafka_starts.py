@@ -9,7 +9,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 
 from worker.adapters.kafka_client import RationedLog, error_of
 from worker.adapters.kafka_records import at, partition_at
-from worker.ports import Partition
+from worker.adapters.kafka_topic_identity import Identity, TopicIdentity
+from worker.ports import Gap, Partition
 
 AT_ONCE_S = 1.0
 """An assignment waits so long for the answer, which else takes milliseconds."""
@@ -24,13 +25,18 @@ class Starts:
 
     Left to itself, librdkafka 2.16 takes a committed offset that an open transaction holds back for none where the
     assignment changes meanwhile, and begins at the beginning. A dead worker's transaction ends with its timeout, and
-    when the coordinator looks for such (every 10 s by default)."""
+    when the coordinator looks for such (every 10 s by default).
 
-    def __init__(self, clock: Callable[[], float], log: RationedLog) -> None:
+    An offset that counts in an earlier topic of the same name, by what was noted with it, is none of this one's: that
+    partition is read from its beginning."""
+
+    def __init__(self, identity: TopicIdentity, clock: Callable[[], float], log: RationedLog) -> None:
+        self._identity = identity
         self._clock = clock
         self._log = log
         self._waiting: set[Partition] = set()
         self._found: dict[Partition, int | None] = {}
+        self._replaced: list[Gap] = []
         self._asked_at = 0.0
         self._why = ""
 
@@ -70,6 +76,11 @@ class Starts:
         found, self._found = self._found, {}
         return found
 
+    def replaced(self) -> Sequence[Gap]:
+        """Those of them, since the last call, whose committed offset is one of an earlier topic."""
+        replaced, self._replaced = self._replaced, []
+        return replaced
+
     def forget(self, partitions: Iterable[Partition]) -> None:
         self._waiting.difference_update(partitions)
 
@@ -79,6 +90,7 @@ class Starts:
         """None where one of them is not known."""
         try:
             found = consumer.committed(list(partitions), timeout=timeout_s)
+            earlier = self._of_earlier_topics(found, timeout_s)
         except KafkaException as problem:
             self._why = error_of(problem).str()
             return None
@@ -97,5 +109,17 @@ class Starts:
                 ", ".join(f"{each.topic} [{each.partition}]" for each in none),
             )
         offsets = {partition_at(each): each.offset if each.offset >= 0 else None for each in found}
+        self._replaced += [Gap(partition, offsets[partition] or 0, 0) for partition in earlier]
+        offsets.update(dict.fromkeys(earlier, 0))
         self._found |= offsets
         return [at(each, OFFSET_BEGINNING if offset is None else offset) for each, offset in offsets.items()]
+
+    def _of_earlier_topics(self, committed: Sequence[TopicPartition], timeout_s: float) -> list[Partition]:
+        """Those that have to begin anew. Raises KafkaException where it has to be asked for and no answer comes."""
+        noted = {partition_at(each): Identity.noted(each.metadata) for each in committed if each.offset > 0}
+        known = self._identity.present
+        if all(note is None or note == known for note in noted.values()):
+            return []
+        # This worker's own knowledge may be the older one: another member saw the new topic first.
+        present = self._identity.ask(timeout_s)
+        return [partition for partition, note in noted.items() if present is not None and present.has_replaced(note)]

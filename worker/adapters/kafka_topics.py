@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from worker.adapters.kafka_client import KafkaConfig, advice, error_of, shared_properties
+from worker.adapters.kafka_client import KafkaConfig, advice, error_of, shared_properties, unusable
 from worker.errors import ConfigError
 
 TELLING = frozenset(
@@ -28,6 +28,9 @@ NAMED = 20
 """Missing topics that a sentence names."""
 
 _REASONS = 50
+
+MOCK_CLUSTER = "mockCluster"
+"""Begins the id of librdkafka's own mock cluster (2.16)."""
 
 REPLICATION_OF_BROKER = -1
 """Lets the broker's default.replication.factor decide (Kafka >= 2.4)."""
@@ -64,6 +67,8 @@ class TopicLookup:
     ) -> None:
         """Raises KafkaException where the client's properties are wrong."""
         self._clock = clock
+        self.cluster_id = ""
+        """By the last answer; empty before the first."""
         self._reasons: list[KafkaError] = []
         self._consumer = Consumer(
             {
@@ -111,10 +116,6 @@ class TopicLookup:
         asked = [(topic, self.error(topic, timeout_s)) for topic in topics]
         return [topic for topic, error in asked if error is not None and error.code() in UNKNOWN_TOPIC]
 
-    def is_mock_cluster(self, timeout_s: float) -> bool:
-        """Whether this is librdkafka's own mock cluster (2.16: its cluster id says so). Raises KafkaException."""
-        return str(self._consumer.list_topics(timeout=timeout_s).cluster_id).startswith("mockCluster")
-
     def wait(self, seconds: float) -> None:
         """Serves the client's callbacks meanwhile."""
         self._consumer.poll(seconds)
@@ -126,10 +127,11 @@ class TopicLookup:
         until = self._clock() + timeout_s
         while True:
             try:
-                found = self._consumer.list_topics(topic, timeout=max(until - self._clock(), 0.05)).topics[topic]
+                answer = self._consumer.list_topics(topic, timeout=max(until - self._clock(), 0.05))
                 self._consumer.poll(0)  # lets old log lines and errors go
                 self._reasons.clear()
-                return found
+                self.cluster_id = str(answer.cluster_id or "")
+                return answer.topics[topic]
             except KafkaException as problem:
                 self._consumer.poll(0.1)  # brings the reasons
                 if self._clock() < until:  # a connection that is closed at once does not wait for the timeout
@@ -178,7 +180,7 @@ def _opened(config: KafkaConfig, clock: Callable[[], float] = time.monotonic) ->
     try:
         return TopicLookup(config, clock=clock)
     except KafkaException as problem:
-        raise ConfigError(f"Kafka client settings: {error_of(problem).str()}") from problem
+        raise unusable(problem) from problem
 
 
 def _mention(config: KafkaConfig, topics: Iterable[str], timeout_s: float) -> None:
