@@ -119,7 +119,14 @@ class EngineUnavailable(EngineError):
 
 
 class EngineSilent(EngineUnavailable):
-    """No whole answer in time: the engine hangs or has too much, or hangs over one of the tickets in the request."""
+    """No whole answer in time: the engine hangs or has too much, or hangs over one of the tickets in the request.
+
+    `works` is whether it answered a probe afterwards; None where that is not known.
+    """
+
+    def __init__(self, what: str, *, works: bool | None = None) -> None:
+        super().__init__(what)
+        self.works = works
 
 
 class EngineDropped(EngineError):

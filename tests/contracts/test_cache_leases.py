@@ -10,9 +10,10 @@ import pytest
 import redis.asyncio as redis_asyncio
 
 from tests.servers.redis_server import free_port, redis_server
+from tests.waiting import until
 from worker.adapters import redis_upkeep
 from worker.adapters.memory import MemoryCache
-from worker.adapters.redis_cache import KEY_PREFIX, LEASE, MOST_KEYS, RedisCache
+from worker.adapters.redis_cache import KEY_PREFIX, LEASE, MOST_KEYS, SCRIPTS_AGAIN_S, RedisCache
 from worker.adapters.tiered_cache import TieredCache
 from worker.core.scores import LabelScores
 from worker.errors import ConfigError
@@ -95,8 +96,8 @@ class TestLeases:
         assert list(await two.get_or_lease([KEYS[0], *KEYS[2:]], LEASE_S)) == [SCORES, *[Lease.OURS] * len(KEYS[2:])]
 
     async def test_a_lease_ends_by_itself(self, one: RedisCache, two: RedisCache, server: Any) -> None:
-        await one.get_or_lease(KEYS[:1], 5.0)
-        assert 0 < await server.pttl(KEY_PREFIX + KEYS[0]) <= 5_000
+        await one.get_or_lease(KEYS[:1], LEASE_S)
+        assert 0 < await server.pttl(KEY_PREFIX + KEYS[0]) <= LEASE_S * 1_000
         await one.get_or_lease(KEYS[1:2], 0.001)
         await asyncio.sleep(0.05)
         assert list(await two.get_or_lease(KEYS[1:2], LEASE_S)) == [Lease.OURS]
@@ -184,6 +185,35 @@ class TestFailsOpen:
         assert cache.counters["errors"] == 0
         await cache.aclose()
 
+    async def test_scripts_that_were_refused_are_tried_again_after_a_while_and_not_with_each_batch(
+        self, url: str, server: Any
+    ) -> None:
+        async def refusals() -> int:
+            stats = await server.info("commandstats")
+            return int(stats.get("cmdstat_evalsha", {}).get("rejected_calls", 0))
+
+        rules = ["+mget", "+set", "+get", "+del"]
+        await server.acl_setuser("limited", enabled=True, passwords=["+p"], keys=["*"], commands=rules)
+        await server.config_resetstat()
+        at = 0.0
+        cache = _worker(url.replace("redis://", "redis://limited:p@"), b"one", clock=lambda: at)
+        for _ in range(5):
+            assert list(await cache.get_or_lease(KEYS[:1], LEASE_S)) == [None]
+        assert await refusals() == 1
+        at += SCRIPTS_AGAIN_S
+        await asyncio.gather(*(cache.get_or_lease(KEYS[:1], LEASE_S) for _ in range(5)))
+        assert await refusals() == 2, "one of them found out for all"
+        await server.acl_setuser("limited", enabled=True, keys=["*"], commands=[*rules, "+evalsha", "+script|load"])
+        at += SCRIPTS_AGAIN_S - 1.0
+        assert list(await cache.get_or_lease(KEYS[:1], LEASE_S)) == [None]
+        at += 1.0
+        assert list(await cache.get_or_lease(KEYS[:1], LEASE_S)) == [Lease.OURS]
+        assert list(await cache.get_or_lease(KEYS[1:2], LEASE_S)) == [Lease.OURS], "and so it stays"
+        await cache.put_many({}, released=KEYS[:2])
+        assert await server.exists(*(KEY_PREFIX + key for key in KEYS[:2])) == 0
+        assert cache.counters["errors"] == 0
+        await cache.aclose()
+
     async def test_scripts_that_the_server_forgot_are_loaded_again(self, one: RedisCache, server: Any) -> None:
         await one.get_or_lease(KEYS[:1], LEASE_S)
         await server.script_flush()
@@ -229,7 +259,7 @@ class TestBatches:
     @pytest.fixture
     async def batches(self, url: str, server: Any) -> AsyncIterator[Sequence[CacheBatch]]:
         caches = [TieredCache(MemoryCache(), _worker(url, owner)) for owner in (b"a", b"b", b"c")]
-        waits = Waits(lease_s=1.0, longest_s=30.0, poll_s=0.01)
+        waits = Waits(lease_s=LEASE_S, longest_s=LEASE_S, poll_s=0.01)
         made = [CacheBatch(cache, waits=waits) for cache in caches]
         yield made
         for batch, cache in zip(made, caches, strict=True):
@@ -240,17 +270,19 @@ class TestBatches:
         first, *others = batches
         assert await first.get(KEYS[0]) is None
         waiting = [asyncio.ensure_future(batch.get(KEYS[0])) for batch in others for _ in range(10)]
-        await asyncio.sleep(0.05)
+        await until(lambda: all(batch.counters["waits"] == 1 for batch in others))
         first.put(KEYS[0], SCORES)
         assert set(await asyncio.gather(*waiting)) == {SCORES}
         assert [batch.counters["answered"] for batch in others] == [1, 1]
 
     async def test_a_worker_that_died_costs_its_lease_and_one_other_takes_over(
-        self, batches: Sequence[CacheBatch]
+        self, batches: Sequence[CacheBatch], server: Any
     ) -> None:
         dead, *others = batches
         await dead.get(KEYS[0])
         waiting = {asyncio.ensure_future(batch.get(KEYS[0])): batch for batch in others}
+        await until(lambda: all(batch.counters["waits"] == 1 for batch in others))
+        await server.pexpire(KEY_PREFIX + KEYS[0], 50)  # what is left of the dead worker's lease
         done, still = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=20)
         (taker,) = done
         assert taker.result() is None
@@ -264,7 +296,7 @@ class TestBatches:
         first, second = (CacheBatch(cache, waits=waits) for cache in caches)
         await first.get(KEYS[0])
         waiting = asyncio.ensure_future(second.get(KEYS[0]))
-        await asyncio.sleep(0.05)
+        await until(lambda: second.counters["waits"] == 1)
         first.release(KEYS[0])
         async with asyncio.timeout(20):
             assert await waiting is None

@@ -125,9 +125,3 @@ def _id(value: bytes | None) -> str:
         return str(orjson.loads(value or b"")["id"])
     except (ValueError, TypeError, KeyError):
         return "?"
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.runtime.engines import ScriptedEngine
-from tests.runtime.virtual_time import run
+from tests.runtime.virtual_time import in_virtual_time, run
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineDropped, EngineError, EngineSilent, EngineUnavailable, InvalidAnswer, RequestRefused
 from worker.runtime.batcher import Batcher, OutOfTime
@@ -20,6 +20,7 @@ def request(text: str, prefix: str = "p") -> ScoreRequest:
     return ScoreRequest(prefix, text, (1, 2, 3))
 
 
+@in_virtual_time
 async def test_neighbours_share_a_call_and_get_their_own_row() -> None:
     engine = ScriptedEngine()
     batcher = Batcher(engine.score, max_items=8, max_wait_s=0.005, concurrency=2)
@@ -36,6 +37,7 @@ async def test_a_full_batch_does_not_wait() -> None:
     assert sorted(len(call) for call in engine.calls) == [2, 2]
 
 
+@in_virtual_time
 async def test_prefixes_are_never_mixed() -> None:
     engine = ScriptedEngine()
     batcher = Batcher(engine.score, max_items=8, max_wait_s=0.005, concurrency=2)
@@ -43,6 +45,7 @@ async def test_prefixes_are_never_mixed() -> None:
     assert len(engine.calls) == 2
 
 
+@in_virtual_time
 async def test_equal_requests_in_flight_are_asked_once() -> None:
     engine = ScriptedEngine(delay_s=0.02)
     batcher = Batcher(engine.score, max_items=4, max_wait_s=0.001, concurrency=2)
@@ -90,6 +93,7 @@ async def test_a_failure_is_not_handed_to_the_next_equal_ticket() -> None:
     assert await batcher.score(request("a"))
 
 
+@in_virtual_time
 async def test_cancelling_one_waiter_does_not_disturb_an_equal_one() -> None:
     batcher = Batcher(ScriptedEngine(delay_s=0.05).score, max_items=1, max_wait_s=0, concurrency=1)
     first = asyncio.create_task(batcher.score(request("a")))
@@ -99,6 +103,7 @@ async def test_cancelling_one_waiter_does_not_disturb_an_equal_one() -> None:
     assert isinstance(await second, LabelScores)
 
 
+@in_virtual_time
 async def test_one_who_runs_out_of_time_does_not_disturb_an_equal_one() -> None:
     engine = ScriptedEngine(delay_s=0.1)
     batcher = Batcher(engine.score, max_items=1, max_wait_s=0, concurrency=1)
@@ -170,6 +175,7 @@ def test_looking_for_who_ran_out_of_time_takes_little_time_however_many_deadline
     assert looks <= 101
 
 
+@in_virtual_time
 async def test_whoever_waits_for_a_call_that_has_not_begun_is_cancelled_by_the_end() -> None:
     batcher = Batcher(ScriptedEngine(delay_s=60.0).score, max_items=1, max_wait_s=0, concurrency=1)
     asking = [asyncio.create_task(batcher.score(request(text), 60.0)) for text in ("under way", "waiting", "waiting")]
@@ -199,6 +205,7 @@ async def test_an_adapter_bug_reaches_the_caller() -> None:
             await batcher.score(request("a"))
 
 
+@in_virtual_time
 async def test_a_batch_grows_while_every_call_is_under_way() -> None:
     engine = ScriptedEngine(delay_s=0.2)
     batcher = Batcher(engine.score, max_items=32, max_wait_s=0.001, concurrency=1)
@@ -213,6 +220,7 @@ async def test_a_batch_grows_while_every_call_is_under_way() -> None:
     assert [int(text) for call in engine.calls for text in call] == list(range(41))
 
 
+@in_virtual_time
 async def test_a_call_has_no_more_items_than_the_size_of_the_moment() -> None:
     engine = ScriptedEngine()
     size = 4
@@ -294,6 +302,7 @@ def test_the_size_of_a_call_follows_the_engine_up_and_down() -> None:
     assert max(count for count, _ in calls["calm again"]) == 128, "the backlog goes in full calls"
 
 
+@in_virtual_time
 async def test_what_was_not_answered_in_time_is_asked_about_one_by_one_until_it_is() -> None:
     def hang(requests: Sequence[ScoreRequest]) -> None:
         if any(r.item == "slow" for r in requests):
@@ -311,6 +320,7 @@ async def test_what_was_not_answered_in_time_is_asked_about_one_by_one_until_it_
     assert [len(call) for call in engine.calls] == [4, 1, 1, 1, 1, 3]
 
 
+@in_virtual_time
 async def test_no_prefix_waits_for_all_of_another() -> None:
     engine = ScriptedEngine(delay_s=0.001)
     batcher = Batcher(engine.score, max_items=2, max_wait_s=0.001, concurrency=1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.runtime.virtual_time import in_virtual_time
 from worker.adapters.memory import MemoryCache
 from worker.core.scores import LabelScores
 from worker.ports import Lease
@@ -54,6 +55,7 @@ async def test_unique_tickets_take_one_look_up_together_and_never_wait() -> None
     assert batch.counters == {"waits": 0, "answered": 0, "takeovers": 0, "in_vain": 0}
 
 
+@in_virtual_time
 async def test_equal_keys_are_looked_up_once_whenever_they_come() -> None:
     shared = Shared("k")
     batch = CacheBatch(shared, waits=Waits(poll_s=0.001))
@@ -68,6 +70,7 @@ async def test_equal_keys_are_looked_up_once_whenever_they_come() -> None:
     assert batch.counters == {"waits": 1, "answered": 1, "takeovers": 0, "in_vain": 0}
 
 
+@in_virtual_time
 async def test_who_asks_while_a_look_up_is_under_way_shares_it() -> None:
     class Slow(Shared):
         async def get_or_lease(self, keys: Sequence[str], lease_s: float) -> Sequence[LabelScores | Lease | None]:
@@ -102,6 +105,7 @@ async def test_all_that_wait_are_asked_for_together() -> None:
     assert batch.counters["takeovers"] == 20
 
 
+@in_virtual_time
 async def test_a_wait_ends_and_the_ticket_is_scored_here() -> None:
     shared = Shared("k")
     batch = CacheBatch(shared, waits=WAITS)
@@ -112,6 +116,7 @@ async def test_a_wait_ends_and_the_ticket_is_scored_here() -> None:
     assert batch.counters["in_vain"] == 1
 
 
+@in_virtual_time
 async def test_waits_that_are_in_vain_again_and_again_are_given_up_for_a_while() -> None:
     shared = Shared(*(f"k{n}" for n in range(9)))
     batch = CacheBatch(shared, waits=WAITS)
@@ -144,6 +149,7 @@ class Fleeting(Shared):
 
 
 @pytest.mark.parametrize("every", [1, 2, 4, 15])
+@in_virtual_time
 async def test_leases_that_are_let_go_do_not_keep_tickets_waiting(every: int) -> None:
     keys = [f"k{n}" for n in range(40)]
     waits = replace(WAITS, stopped_s=3_600.0)
@@ -153,6 +159,7 @@ async def test_leases_that_are_let_go_do_not_keep_tickets_waiting(every: int) ->
     assert batch.counters["waits"] == waits.vain_to_stop
 
 
+@in_virtual_time
 async def test_waits_that_mostly_get_scores_go_on() -> None:
     keys = [f"k{n}" for n in range(40)]
     waits = replace(WAITS, longest_s=60.0, of_last=8, stopped_s=3_600.0)
@@ -162,6 +169,7 @@ async def test_waits_that_mostly_get_scores_go_on() -> None:
     assert batch.counters["waits"] == 40
 
 
+@in_virtual_time
 async def test_after_a_stop_one_waits_at_a_time_until_scores_come_again() -> None:
     keys = [f"k{n}" for n in range(40)]
     waits = replace(WAITS, longest_s=60.0, of_last=4, stopped_s=0.05)
@@ -175,6 +183,7 @@ async def test_after_a_stop_one_waits_at_a_time_until_scores_come_again() -> Non
     assert found == [SCORES] * 20
 
 
+@in_virtual_time
 async def test_scores_that_this_worker_puts_end_its_own_wait() -> None:
     shared = Shared("k")
     batch = CacheBatch(shared, waits=Waits(longest_s=60.0, poll_s=60.0))

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import orjson
 import pytest
 
-from tests.runtime.desks import RULES, broker, ends, make_worker, send, until
+from tests.runtime.desks import RULES, broker, ends, make_worker, send
 from tests.runtime.engines import ScriptedEngine
+from tests.waiting import until
 from worker.adapters.memory import MemoryBroker
 from worker.core.envelope import ATTEMPT
 from worker.errors import TooManyDeadLetters

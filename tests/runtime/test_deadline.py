@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import orjson
 
-from tests.runtime.desks import RULES, broker, ends, make_worker, until
+from tests.runtime.desks import RULES, broker, ends, make_worker
 from tests.runtime.engines import ScriptedEngine
 from tests.runtime.test_router import Bench, code
+from tests.runtime.virtual_time import in_virtual_time
+from tests.waiting import until
 from worker.core.envelope import DECISION_HEADER
 from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import EngineUnavailable
@@ -41,20 +43,18 @@ async def test_one_ticket_without_answer_holds_back_its_own_partition_until_its_
     for n in range(40):
         text = "slow one" if n == 0 else f"label {n % 3} {n}"
         on.produce(RULES.input_topic, None, orjson.dumps({"id": f"t{n}", "text": text}), partition=n % 2)
-    patience = Patience(attempts=100, deadline_s=1.5, first_backoff_s=0.01, longest_backoff_s=0.05)
+    patience = Patience(attempts=100, deadline_s=3.0, first_backoff_s=0.01, longest_backoff_s=0.05)
     limits = Limits(settle_interval_s=0.01, drain_s=5.0)
     worker = make_worker(on, Moody("slow one", call_s=0.3), patience=patience, limits=limits)
     loop = asyncio.get_running_loop()
+    started = loop.time()
     async with running(worker):
-        await until(lambda: worker.status().in_flight + worker.status().settled == 40)
-        started = loop.time()
-        await until(lambda: worker.status().settled == 20)
-        assert loop.time() - started < 1.4, "the other partition had to wait for the deadline"
+        await until(lambda: worker.status().settled >= 20)
         committed = on.committed("ticket-router")
-        assert committed.get(Partition(RULES.input_topic, 0), 0) == 0
+        assert committed.get(Partition(RULES.input_topic, 0), 0) == 0, "the other partition waited for it"
         assert committed[Partition(RULES.input_topic, 1)] == 20
         await until(lambda: worker.status().settled == 40)
-        assert loop.time() - started < 1.5 + 3.0
+        assert loop.time() - started < 3.0 + 20.0
     found = ends(on)
     assert found.pop("t0") == ["desk.human"]
     assert all("desk.human" not in topics for topics in found.values())
@@ -62,6 +62,7 @@ async def test_one_ticket_without_answer_holds_back_its_own_partition_until_its_
     assert orjson.loads(dict(slow.headers)[DECISION_HEADER] or b"")["reasons"][0]["code"] == "engine_timeout"
 
 
+@in_virtual_time
 async def test_waiting_for_a_place_in_the_engine_counts() -> None:
     """Whatever it waits for, the partition's commit waits with it."""
     bench = Bench(ScriptedEngine(delay_s=0.4), deadline_s=1.0)  # two calls of eight at once
@@ -73,6 +74,7 @@ async def test_waiting_for_a_place_in_the_engine_counts() -> None:
     await bench.batcher.aclose()
 
 
+@in_virtual_time
 async def test_the_clock_stands_still_while_every_engine_is_down() -> None:
     engine = Moody(call_s=0.01)
     engine.hangs = True
@@ -91,6 +93,7 @@ async def test_the_clock_stands_still_while_every_engine_is_down() -> None:
     await bench.pool.aclose()
 
 
+@in_virtual_time
 async def test_an_engine_that_hangs_is_found_to_be_down_before_a_lone_ticket_is_given_up() -> None:
     engine = Moody(call_s=0.2)
     engine.hangs = True
@@ -108,6 +111,7 @@ async def test_an_engine_that_hangs_is_found_to_be_down_before_a_lone_ticket_is_
     await bench.pool.aclose()
 
 
+@in_virtual_time
 async def test_a_ticket_that_hangs_the_engine_again_and_again_is_given_up() -> None:
     class Poisoned(ScriptedEngine):
         """A ticket makes it hang for a while, probes included."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import orjson
 
-from tests.runtime.desks import RULES, broker, make_worker, until
+from tests.runtime.desks import RULES, broker, make_worker
 from tests.runtime.engines import ScriptedEngine
+from tests.waiting import until
 from worker.core.envelope import DECISION_HEADER
 from worker.runtime.service import running
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.sets import artefact, category_set, certificate, scores
-from tests.runtime.desks import RULES, broker, make_worker, send, until
+from tests.runtime.desks import RULES, broker, make_worker, send
 from tests.runtime.engines import ScriptedEngine
+from tests.waiting import until
 from worker.core.answers import raise_by_answers, read_answer
 from worker.core.envelope import CARD_HEADER, DECISION_HEADER, Envelope
 from worker.core.modes import MODES, Mode

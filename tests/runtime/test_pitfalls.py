@@ -14,9 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.contracts.stream_backends import QUIET
-from tests.runtime.desks import RULES, broker, ends, make_worker, send, until
+from tests.runtime.desks import RULES, broker, ends, make_worker, send
 from tests.runtime.engines import ScriptedEngine
 from tests.servers.faulty_broker import FaultyBroker
+from tests.waiting import until
 from worker.adapters.kafka import KafkaStream
 from worker.adapters.kafka_client import KafkaConfig
 from worker.adapters.memory import MemoryStream
@@ -60,7 +61,7 @@ def test_headers_do_not_grow_however_often_a_message_is_dead_lettered_and_sent_i
 async def test_neither_a_hanging_engine_nor_a_blocked_event_loop_costs_the_worker_its_partitions(
     embedded_broker: FaultyBroker,
 ) -> None:
-    """Twice as long as a member may be silent (session) or not poll (max.poll.interval)."""
+    """Half as long again as a member may be silent (session) or not poll (max.poll.interval)."""
     config = KafkaConfig(
         embedded_broker.bootstrap_servers,
         RULES.input_topic,
@@ -77,13 +78,13 @@ async def test_neither_a_hanging_engine_nor_a_blocked_event_loop_costs_the_worke
         body = orjson.dumps({"id": f"t{n}", "text": f"label {n % 3} {n}"})
         writer.write(Output(RULES.input_topic, b"%d" % n, body))
     writer.flush(30)
-    engine = ScriptedEngine(delay_s=13.0)
+    engine = ScriptedEngine(delay_s=9.5)
     limits = Limits(max_in_flight=10, settle_interval_s=0.05, drain_s=5.0)
     worker = make_worker(broker(), engine, limits=limits, stream=KafkaStream(config, QUIET))  # type: ignore[arg-type]
     with capture_logs() as lines:
         async with running(worker):
             await until(lambda: worker.status().in_flight == 10, timeout_s=40)
-            over = time.monotonic() + 12.5
+            over = time.monotonic() + 9.0
             while time.monotonic() < over:
                 time.sleep(0.2)  # noqa: ASYNC251  # a callback that blocks
                 await asyncio.sleep(0.01)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.core.sets import artefact, rule_set
 from tests.runtime.engines import IDENTITY, ScriptedEngine
+from tests.runtime.virtual_time import in_virtual_time
 from worker.core.labels import Labels
 from worker.core.policy import Calibration
 from worker.core.primitives import ChooseOne
@@ -205,6 +206,7 @@ async def test_one_death_of_the_engine_is_counted_once_for_a_ticket_on_stale_con
     assert bench.changes == [False, True]
 
 
+@in_virtual_time
 async def test_a_slow_engine_ends_at_the_tickets_deadline() -> None:
     class Slow(ScriptedEngine):
         async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:

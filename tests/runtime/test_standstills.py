@@ -12,8 +12,9 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
-from tests.runtime.desks import RULES, broker, ends, make_worker, send, until
+from tests.runtime.desks import RULES, broker, ends, make_worker, send
 from tests.runtime.engines import ScriptedEngine
+from tests.waiting import until
 from worker.adapters.memory import MemoryBroker, MemoryStream
 from worker.errors import EngineUnavailable, StreamRetriable
 from worker.ports import Delivery, Partition, Settled, Settlement

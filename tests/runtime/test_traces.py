@@ -16,9 +16,10 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from tests.runtime.desks import RULES, broker, make_worker, send, until
+from tests.runtime.desks import RULES, broker, make_worker, send
 from tests.runtime.engines import ScriptedEngine
 from tests.servers.otlp_collector import OtlpCollector, said
+from tests.waiting import until
 from worker.adapters.http_exchange import HttpExchange, Server
 from worker.adapters.memory import MemoryBroker, MemoryStream
 from worker.core.scores import LabelScores, ScoreRequest

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -35,3 +37,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """What `main` returns, in virtual time from 0 on."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """The test whose body runs by `run`: its delays and deadlines keep their order however slow the machine is."""
+
+    @functools.wraps(test)
+    def timeless(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return timeless

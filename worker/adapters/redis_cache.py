@@ -27,6 +27,8 @@ LEASE: Final = b"\x00lease:"
 server can make a worker wait a little, and could do so without."""
 MOST_KEYS: Final = 1_000
 """In one call of a script; Lua's stack takes a few thousand."""
+SCRIPTS_AGAIN_S: Final = 60.0
+"""After a server refused to run scripts for this user it is asked again: its operator may have permitted them."""
 
 _GET_OR_LEASE: Final = """
 local found = redis.call('MGET', unpack(KEYS))
@@ -138,7 +140,9 @@ class RedisCache:
         self._in_trouble = False
         self._redis = Redis.from_pool(_pool(url, timeout_s, max_connections))
         self._lease = LEASE + owner
-        self._scripts_allowed = True
+        self._clock = clock
+        self._scripts_refused_until: float | None = None
+        """None while they are permitted, as far as is known."""
         self._get_or_lease = self._redis.register_script(_GET_OR_LEASE)
         self._put_and_release = self._redis.register_script(_PUT_AND_RELEASE)
         self.counters: dict[str, int] = dict.fromkeys(("hits", "misses", "rejected", "errors", "skipped"), 0)
@@ -183,7 +187,7 @@ class RedisCache:
         )
 
     async def _written(self, names: Sequence[str], values: Sequence[bytes], leases: Sequence[str]) -> None:
-        if not names and not self._scripts_allowed:
+        if not names and self._scripts_refused_until is not None:
             return  # then there are no leases
         keys, args = [*names, *leases], [self._ttl_s, self._lease, *values]
         without = partial(self._set, names, values)
@@ -227,14 +231,27 @@ class RedisCache:
         self, script: AsyncScript, names: Sequence[str], args: Sequence[Any], otherwise: Callable[[], Awaitable[Any]]
     ) -> Any:
         """What the script returns; what `otherwise` does where this user may not run scripts."""
-        if self._scripts_allowed:
+        if self._may_try_scripts():
             try:
-                return await self._run(script, names, args)
+                answer = await self._run(script, names, args)
             except ResponseError as error:
                 if not isinstance(error, NoPermissionError) and not str(error).startswith("unknown command"):
                     raise
-                self._scripts_allowed = False
+                self._scripts_refused_until = self._clock() + SCRIPTS_AGAIN_S
+            else:
+                self._scripts_refused_until = None
+                return answer
         return await otherwise()
+
+    def _may_try_scripts(self) -> bool:
+        """Where they were refused, for one caller in each while."""
+        if self._scripts_refused_until is None:
+            return True
+        now = self._clock()
+        if now < self._scripts_refused_until:
+            return False
+        self._scripts_refused_until = now + SCRIPTS_AGAIN_S
+        return True
 
     async def _run(self, script: AsyncScript, names: Sequence[str], args: Sequence[Any]) -> Any:
         command = ("EVALSHA", script.sha, len(names), *names, *args)

@@ -17,6 +17,7 @@ from worker.core.scores import LabelScores, ScoreRequest
 from worker.errors import (
     EngineDropped,
     EngineError,
+    EngineSilent,
     EngineUnavailable,
     InvalidAnswer,
     RequestRefused,
@@ -28,6 +29,10 @@ from worker.runtime.endpoints import EnginePool
 from worker.runtime.limiter import RetryBudget
 from worker.runtime.reading import Reader
 from worker.telemetry import Attribute, SpanName, step
+
+HANGS = 2
+"""So often the engine may hang while it is asked about a ticket: in company, then in a call of its own; the third call
+has nothing beside it, and a ticket at fault is found out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ class Asker:
         self._budget.first_attempt()
         while True:
             await self._until_engine_is_up()
-            started, outages = self._clock(), self._pool.outages
+            started, outages, proved = self._clock(), self._pool.outages, False
             try:
                 scores = await self._batcher.score(request, left.seconds)
                 left.seconds -= self._clock() - started
@@ -199,6 +204,11 @@ class Asker:
                 await self._pool.suspect()
                 retry_after_s = None
             except EngineUnavailable as error:
+                if isinstance(error, EngineSilent) and error.works is not None:
+                    hung += not error.works
+                    if hung > HANGS:
+                        raise _GivenUp(reason("engine_timeout", deadline=f"{patience.deadline_s:g}")) from error
+                    proved = error.works
                 failures += 1
                 if failures >= patience.attempts and not await self._pool.suspect():
                     raise _GivenUp(reason("engine_unavailable", detail=error)) from error
@@ -207,9 +217,11 @@ class Asker:
                     continue
                 retry_after_s = error.retry_after_s
             await self._sleep(self._backoff_s(failures + dropped, retry_after_s))
-            # A retry after an outage is nobody's overload: it neither takes from the budget nor waits for it.
+            # A retry after an outage is nobody's overload: it neither takes from the budget nor waits for it. Nor is
+            # one beside which a probe was answered at once, as to neighbours of a ticket that never is.
             while (
-                self._pool.outages == outages
+                not proved
+                and self._pool.outages == outages
                 and (wait_s := self._budget.wait_s())
                 and left.seconds > self._clock() - started
             ):

@@ -231,7 +231,7 @@ class Batcher:
             await self._ask(ask, batch[middle:])
         except EngineError as error:
             if isinstance(error, EngineSilent):
-                self._suspects.silent(requests)
+                self._suspects.silent(requests, hung=error.works is False)
             else:
                 self._suspects.outlived(requests)
             self._fail(batch, error)

@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from worker.core.scores import LabelScores, ScoreRequest
-from worker.errors import EngineDropped, EngineError, EngineUnavailable, InvalidAnswer, RouterError, TooLong
+from worker.errors import (
+    EngineDropped,
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    InvalidAnswer,
+    RequestRefused,
+    RouterError,
+    TooLong,
+)
 from worker.ports import EngineIdentity, ScoringEngine
 from worker.runtime.canary import Canaries, MixedUp, RowWatch
 from worker.runtime.limiter import ConcurrencyLimit
+from worker.runtime.probing import Probe
 from worker.telemetry import Attribute, mark
 
 OnChange = Callable[[str, bool, str], None]
@@ -31,6 +41,8 @@ class Health:
     failures_to_open: int = 5
     """Consecutive calls that met an unavailable engine (Envoy's default for ejection)."""
     probe_interval_s: float = 2.0
+    probe_timeout_s: float = 5.0
+    """A probe that takes longer has failed, unless calls take that long too (`Probe`)."""
     idle_probe_s: float = 10.0
     """An endpoint that answered nothing for so long is probed, so that its death is known before a ticket finds it."""
     identity_check_s: float = 60.0
@@ -48,10 +60,13 @@ class AnotherModel(EngineUnavailable):
 class Endpoint:
     """One engine with its breaker: opened by failures, closed by a scoring probe, never by a customer's ticket."""
 
-    def __init__(self, name: str, engine: ScoringEngine, health: Health, rows: RowWatch) -> None:
+    def __init__(self, name: str, engine: ScoringEngine, health: Health, rows: RowWatch, probe: Probe) -> None:
         self.name = name
         self.engine = engine
         self.rows = rows
+        self.probe = probe
+        self.suspicion: asyncio.Task[bool] | None = None
+        """Whether it cannot score; done where nobody is finding out."""
         self.outstanding = 0
         self.turn = 0
         """Of its last call, so that equals take turns."""
@@ -97,10 +112,11 @@ class EnginePool:
         on_rows: OnRows = lambda *_: None,
         on_answer: OnAnswer = lambda *_: None,
     ) -> None:
-        self._endpoints = [
-            Endpoint(name, engine, health, RowWatch(engine, clock, partial(on_rows, name))) for name, engine in engines
-        ]
-        self._probe_request = probe_request
+        self._endpoints = []
+        for name, engine in engines:
+            rows = RowWatch(engine, clock, partial(on_rows, name))
+            probe = Probe(engine, rows, probe_request, clock, health.probe_timeout_s)
+            self._endpoints.append(Endpoint(name, engine, health, rows, probe))
         self._expected = expected
         self._health = health
         self._clock = clock
@@ -115,7 +131,6 @@ class EnginePool:
         self._up.set()
         self._room = asyncio.Event()
         """Never stays set: it wakes whoever waits at that moment."""
-        self._suspicion: asyncio.Task[bool] | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -178,6 +193,11 @@ class EnginePool:
         try:
             rows = await endpoint.rows.score(requests)
             outcome = "answered"
+        except EngineSilent as error:
+            outcome = "unavailable"
+            if len(requests) > 1:  # one ticket that is never answered is no sign of too many calls
+                endpoint.limit.refused()
+            raise EngineSilent(str(error), works=await self._works(endpoint)) from error
         except EngineUnavailable as error:
             outcome = "unavailable"
             endpoint.limit.refused()
@@ -199,6 +219,7 @@ class EnginePool:
             self._answered(endpoint)
             taken_s = self._clock() - started
             endpoint.limit.answered(taken_s, endpoint.outstanding)
+            endpoint.probe.answered(taken_s)
             self._on_answer(len(requests), taken_s)
             return rows
         finally:
@@ -213,13 +234,13 @@ class EnginePool:
         """
         if not self.is_up:
             return True
-        if self._suspicion is None or self._suspicion.done():
-            self._suspicion = asyncio.create_task(self._one_cannot_score())
-        return await asyncio.shield(self._suspicion)
+        found = await asyncio.gather(*(self._suspect(endpoint) for endpoint in self._endpoints if endpoint.up))
+        return any(found)
 
     async def aclose(self) -> None:
         """End the probes; the engines belong to whoever made them."""
-        tasks = [task for task in (self._suspicion, self._watch, *self._watches.values()) if task is not None]
+        suspicions = (endpoint.suspicion for endpoint in self._endpoints)
+        tasks = [task for task in (*suspicions, self._watch, *self._watches.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -285,6 +306,16 @@ class EnginePool:
         if endpoint.drops >= self._health.failures_to_open:
             await self.suspect()
 
+    async def _works(self, endpoint: Endpoint) -> bool | None:
+        """The same of tickets that are never answered, where one call has cost all of its time: a probe tells at once.
+        None where that is not waited for, since another endpoint can be asked meanwhile.
+        """
+        endpoint.drops += 1
+        cannot_score = self._suspect(endpoint)
+        if any(other.up and not other.is_doubtful for other in self._endpoints):
+            return None
+        return not await cannot_score
+
     def _distrust(self, endpoint: Endpoint, error: MixedUp) -> None:
         if endpoint.rows.is_hopeless:
             self._open(endpoint, str(error))
@@ -305,7 +336,7 @@ class EnginePool:
         while True:
             await self._sleep(self._health.probe_interval_s)
             try:
-                await self._prove(endpoint)
+                await endpoint.probe.proves()
                 await self._identify(endpoint)
             except RouterError as error:
                 endpoint.trouble = str(error)
@@ -330,23 +361,13 @@ class EnginePool:
                 idle = not endpoint.outstanding and (endpoint.answered_at < idle_since or endpoint.is_doubtful)
                 if endpoint.up and (idle or endpoint.rows.is_overdue):
                     try:
-                        if endpoint.rows.is_overdue:
-                            await endpoint.rows.check()
-                        else:
-                            await endpoint.engine.score([self._probe_request])
+                        await (endpoint.probe.proves() if endpoint.rows.is_overdue else endpoint.probe.scores())
                     except MixedUp as error:
                         self._distrust(endpoint, error)
                     except RouterError as error:
                         self._failed(endpoint, str(error))
                     else:
                         self._answered(endpoint)
-
-    async def _prove(self, endpoint: Endpoint) -> None:
-        """Raises RouterError unless the endpoint scores, and scores in order as far as that can be known."""
-        if endpoint.rows.canaries is None:
-            await endpoint.engine.score([self._probe_request])
-        else:
-            await endpoint.rows.check()
 
     async def _look_for_another_model(self, endpoint: Endpoint) -> None:
         try:
@@ -366,16 +387,20 @@ class EnginePool:
                 "it runs another model or tokenizer than when the worker started; restart the worker to judge it anew"
             )
 
-    async def _one_cannot_score(self) -> bool:
-        found = await asyncio.gather(*(self._cannot_score(endpoint) for endpoint in self._endpoints if endpoint.up))
-        return any(found)
+    def _suspect(self, endpoint: Endpoint) -> Awaitable[bool]:
+        """Whether it cannot score, found out once for all who ask meanwhile; who is cancelled leaves that to them."""
+        if endpoint.suspicion is None or endpoint.suspicion.done():
+            endpoint.suspicion = asyncio.create_task(self._cannot_score(endpoint))
+        return asyncio.shield(endpoint.suspicion)
 
     async def _cannot_score(self, endpoint: Endpoint) -> bool:
         try:
-            await endpoint.engine.score([self._probe_request])
+            await endpoint.probe.scores()
         except (EngineUnavailable, EngineDropped, InvalidAnswer) as error:
             self._open(endpoint, str(error))
             return True
+        except (RequestRefused, TooLong):
+            pass  # a definite no is an answer
         endpoint.drops = 0
         return False
 

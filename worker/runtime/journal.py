@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -13,6 +14,7 @@ from worker.core.steering import Checked
 from worker.core.ticket import Ticket
 from worker.errors import InvalidTicket, StreamRetriable
 from worker.ports import Delivery, Gap, Partition, RefusedOutput
+from worker.runtime.rationing import Rationed
 from worker.runtime.sources import Sources
 from worker.runtime.watchdog import Standstill, What
 from worker.telemetry import (
@@ -55,6 +57,9 @@ from worker.telemetry import (
     get_logger,
 )
 
+REFUSALS_EVERY_S = 30.0
+"""Between two lines about one topic that refuses for one reason: about as long as such a topic is then left alone."""
+
 
 class Watched(Protocol):
     """What gauges are read from."""
@@ -81,12 +86,15 @@ class Watched(Protocol):
 class Journal:
     """One line a decision at most; counts for everything. Neither blocks nor raises."""
 
-    def __init__(self, metrics: Metrics, *, log_ticket_text: bool) -> None:
+    def __init__(self, metrics: Metrics, *, log_ticket_text: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` in seconds, monotonic."""
         self._metrics = metrics
         self._log = get_logger().bind()  # the logger itself: what stands in for it until then looks it up every time
         self._log_ticket_text = log_ticket_text
         self._alarms: dict[str, str | None] = {}
         self._sources = Sources()
+        self._waits = False
+        self._refusals = Rationed[Mapping[str, object]](clock, REFUSALS_EVERY_S)
 
     def watch(self, status: Callable[[], Watched], engine_is_up: Callable[[], bool]) -> None:
         """Gauges that are read when somebody asks for the metrics."""
@@ -104,6 +112,12 @@ class Journal:
         for name in names:
             self._metrics.watch(ENGINE_ENDPOINT_UP, partial(_as_number, is_up, name), name)
 
+    def belongs_to(self, rule_set: RuleSet) -> None:
+        """Whose process this is. Said from the start on, so that one that waits for its engine counts for its rule set;
+        what it runs is said by `runs`."""
+        self._waits = True
+        self._metrics.watch(INFO, lambda: 1.0 if self._waits else None, rule_set.id, str(rule_set.rules.version), "")
+
     def runs(self, rule_set: RuleSet, calibration: Calibration | NoCalibration) -> None:
         """What decides in this worker; it stays the same until the worker ends."""
         if isinstance(calibration, Calibration):
@@ -111,6 +125,7 @@ class Journal:
         else:
             code, digest = calibration.reason.code, ""
         self._metrics.watch(CALIBRATION_IN_FORCE, partial(float, not code), code)
+        self._waits = False
         self._metrics.watch(INFO, partial(float, 1), rule_set.id, str(rule_set.rules.version), digest)
         for routable in rule_set.categories.routable:
             self._metrics.watch(MODE, partial(float, 1), routable.id, rule_set.mode_of(routable.id))
@@ -161,6 +176,7 @@ class Journal:
         self._log.info(Event.STOPPING)
 
     def stopped(self, settled: int) -> None:
+        self._tell_refusals(all_of_them=True)
         self._log.info(Event.STOPPED, **{Attribute.COUNT: settled})
 
     def abandoned(self) -> None:
@@ -201,10 +217,17 @@ class Journal:
         self._log.error(Event.FAILED, exc_info=error, **_place(delivery))
 
     def refused(self, refused: RefusedOutput) -> None:
+        """Counts each. A topic that refuses everything is told of now and then, with how many a line stands for."""
         self._metrics.add(REFUSED_OUTPUTS, refused.code)
+        topic, code = refused.output.topic, refused.code
         fields: dict[str, object] = _place(refused.delivery)
-        fields |= {Attribute.CODE: refused.code, Attribute.DETAIL: f"{refused.output.topic}: {refused.detail}"}
-        self._log.error(Event.OUTPUT_REFUSED, **fields)
+        fields |= {Attribute.CODE: code, Attribute.DETAIL: f"{topic}: {refused.detail}"}
+        if self._refusals.is_first((topic, code), fields):
+            self._log.error(Event.OUTPUT_REFUSED, **fields, **{Attribute.COUNT: 1})
+
+    def _tell_refusals(self, *, all_of_them: bool = False) -> None:
+        for fields, count in self._refusals.due(all_of_it=all_of_them):
+            self._log.error(Event.OUTPUT_REFUSED, **fields, **{Attribute.COUNT: count})
 
     def settling_failed(self, error: StreamRetriable) -> None:
         self._metrics.add(SETTLE_FAILURES)
@@ -245,7 +268,8 @@ class Journal:
             self._log.warning(Event.CACHE_TROUBLE, **{Attribute.DETAIL: what})
 
     def watched(self, before: Sequence[Standstill], now: Sequence[Standstill]) -> None:
-        """Says what came to a standstill since, and what moves again."""
+        """Says what came to a standstill since, and what moves again; and what was held back until now."""
+        self._tell_refusals()
         known, found = {_what(each) for each in before}, {_what(each) for each in now}
         for each in now:
             if _what(each) not in known:

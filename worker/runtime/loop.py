@@ -406,9 +406,11 @@ class Worker:
         delivery, ticket, span = taken.delivery, taken.ticket, taken.span
         try:
             if isinstance(ticket, InvalidTicket):
+                outputs = self._outputs.dead_letter(self._spans.carrying(delivery), ticket)
                 if span is not None:
                     say_dead_letter(span, ticket.code)
-                self._tracker.complete(delivery, self._outputs.dead_letter(self._spans.carrying(delivery), ticket))
+                self._journal.dead_lettered(delivery, ticket)  # what fails before goes to people, and is told as that
+                self._tracker.complete(delivery, outputs)
             elif isinstance(ticket, Exception):
                 self._publisher.failed(delivery, ticket, span)
             else:
@@ -445,7 +447,6 @@ class Worker:
                 delivery.value, rules.rules.intake, self._limits.max_ticket_bytes, rules.categories.prompt.canonicalise
             )
         except InvalidTicket as error:
-            self._journal.dead_lettered(delivery, error)
             self._judged(delivery, error.code)
             return error
         self._judged(delivery, None)

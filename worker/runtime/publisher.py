@@ -40,6 +40,10 @@ class _Decided:
     span: Span | None
 
 
+_Addressed = tuple[Envelope, tuple[Output, ...]]
+"""What was decided, and the messages that it consists of."""
+
+
 class Publisher:
     """What is handed in is published within this turn of the loop, by `flush` at the latest: whoever looks at what is
     finished flushes first."""
@@ -84,12 +88,13 @@ class Publisher:
         self.decided(delivery, None, Routed(escalate_unscored(self._rule_set, why)), 0.0, span)
 
     def flush(self) -> None:
-        """Publishes what was handed in so far."""
+        """Publishes what was handed in so far. Never raises."""
         decided, self._decided = self._decided, []
         described = self._through(self._describe, [(each, each.routed) for each in decided])
-        told = self._through(self._tell, described)
-        for each, outputs in self._through(self._address, told):
-            self._complete(each.delivery, outputs)
+        addressed = self._through(self._address, described)
+        # Only what has its messages is told: what fails before becomes another decision, and a ticket has one.
+        self._past(self._tell, addressed)
+        self._past(self._end, addressed)
 
     def timestamp(self) -> str:
         """Now, as envelopes state it."""
@@ -117,14 +122,27 @@ class Publisher:
                         self._journal.failed(each.delivery, error)
         return found
 
+    def _past(self, step: Callable[[_Decided, T], object], items: Iterable[tuple[_Decided, T]]) -> None:
+        """All of them, whichever this step fails on: by now a ticket's decision is made and stays what it is."""
+        for each, value in items:
+            try:
+                step(each, value)
+            except Exception as error:  # noqa: BLE001 - as above
+                with contextlib.suppress(Exception):
+                    self._journal.failed(each.delivery, error)
+
     def _describe(self, each: _Decided, routed: Routed) -> Envelope:
         return self._outputs.envelope(each.delivery, each.ticket, routed, self.timestamp(), each.total_s)
 
-    def _tell(self, each: _Decided, envelope: Envelope) -> Envelope:
+    def _address(self, each: _Decided, envelope: Envelope) -> _Addressed:
+        return envelope, self._outputs.decided(self._spans.carrying(each.delivery), envelope, each.ticket)
+
+    def _tell(self, each: _Decided, addressed: _Addressed) -> None:
+        envelope, _ = addressed
         self._journal.decided(each.delivery, each.ticket, envelope)
         if each.span is not None:
             say_decided(each.span, envelope)
-        return envelope
 
-    def _address(self, each: _Decided, envelope: Envelope) -> tuple[Output, ...]:
-        return self._outputs.decided(self._spans.carrying(each.delivery), envelope, each.ticket)
+    def _end(self, each: _Decided, addressed: _Addressed) -> None:
+        _, outputs = addressed
+        self._complete(each.delivery, outputs)

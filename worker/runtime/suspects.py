@@ -30,11 +30,14 @@ class Suspects:
         """A call with these got no answer: it may be any of them, or a call beside it."""
         self._suspect(batch, ALONE if len(batch) == 1 else (len(batch) + 1) // 2)
 
-    def silent(self, batch: Sequence[ScoreRequest]) -> None:
+    def silent(self, batch: Sequence[ScoreRequest], *, hung: bool = False) -> None:
         """A call with these was not answered in time. Next time each goes by itself: waiting once more for whichever of
-        them it is would take the others' whole time."""
+        them it is would take the others' whole time. `hung`: nothing beside them was answered either, so that one which
+        was by itself goes with nothing beside it."""
         if len(batch) > 1:
             self._suspect(batch, 1)
+        elif hung:
+            self._suspect(batch, ALONE)
 
     def outlived(self, batch: Sequence[ScoreRequest]) -> None:
         """The engine was away when these were asked about: those of them that were dropped before may be why."""
