@@ -24,6 +24,7 @@ from worker.core.modes import Mode
 from worker.errors import ConfigError
 
 PREFIX = "ROUTER_"
+ENV_FILE = ".env"
 MIN_SECRET_CHARS = 16
 HIGHEST_PORT = 65_535
 _SECRET_PROPERTY = re.compile(r"password|secret|token|credential|\.pem$|oauthbearer\.config", re.IGNORECASE)
@@ -125,7 +126,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_file=".env",
+        env_file=ENV_FILE,
         env_ignore_empty=True,
         extra="forbid",
         frozen=True,
@@ -321,6 +322,10 @@ def load_settings() -> Settings:
     """From the environment and `.env`. Raises ConfigError, which names every variable at fault and no value."""
     try:
         return Settings()
+    except UnicodeDecodeError as error:  # the environment is text already
+        raise ConfigError(f"{ENV_FILE}: no UTF-8 text, in byte {error.start}") from None
+    except OSError as error:
+        raise ConfigError(f"{ENV_FILE}: cannot be read: {error.strerror}") from error
     except SettingsError as error:
         raise ConfigError(f"{_blamed(str(error))}: not valid JSON") from None
     except ValidationError as error:

@@ -41,18 +41,18 @@ def dashboard_expressions() -> list[str]:
 
 def names_in(expression: str) -> set[str]:
     """Metrics of the worker, as they stand in the query, and records made of them."""
-    return set(re.findall(r"(?:job:)?\bticket_router_\w+(?::\w+)?", expression))
+    return set(re.findall(r"(?:(?:job|instance):)?\bticket_router_\w+(?::\w+)?", expression))
 
 
 def labels_in(expression: str) -> set[str]:
     matched = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", expression)
-    grouped = re.findall(r"\b(?:by|on|ignoring|without)\s*\(([^)]*)\)", expression)
+    grouped = re.findall(r"\b(?:by|on|ignoring|without|group_left)\s*\(([^)]*)\)", expression)
     return {*matched, *(name.strip() for group in grouped for name in group.split(",") if name.strip())}
 
 
 def undeclared(expression: str) -> set[str]:
     """Metrics and labels that no worker exposes."""
-    declared: dict[str, set[str]] = {rule["record"]: {"job"} for rule in rules() if "record" in rule}
+    declared = {rule["record"]: labels_in(rule["expr"]) for rule in rules() if "record" in rule}
     for metric in METRICS:
         name = prometheus_name(metric)
         for exposed in (name + part for part in PARTS) if metric.kind == "histogram" else (name,):

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.desk import http, wait_for
+from tests.integration.desk import http
 from tests.servers.programs import connect
 from tests.servers.redis_server import free_port
+from tests.waiting import wait_for
 from worker.adapters.tied_process import TiedProcess
 from worker.core.ticket import Intake, parse_ticket
 

@@ -13,10 +13,11 @@ import yaml
 
 from tests.acceptance.served import ServeProcess
 from tests.deploy.queries import ALERTS, alert_expressions, dashboard_expressions, names_in
-from tests.integration.desk import Desk, StubProcess, http, wait_for
+from tests.integration.desk import Desk, StubProcess, http
 from tests.servers.kafka import ApacheKafka
 from tests.servers.programs import prometheus_program
 from tests.servers.redis_server import free_port
+from tests.waiting import wait_for
 from worker.adapters.tied_process import TiedProcess
 from worker.telemetry import METRICS
 from worker.telemetry.names import prometheus_name

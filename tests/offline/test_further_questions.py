@@ -18,6 +18,7 @@ from worker.core.policy import Calibration
 from worker.errors import ConfigError
 from worker.offline.calibration_run import CalibrateOptions
 from worker.offline.check import check_further
+from worker.offline.demo import Progress
 from worker.runtime.question import prepare_question
 from worker.settings import Settings
 from worker.wiring import Desk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from worker.core.envelope import DECISION_HEADER
 from worker.core.modes import Mode
 from worker.core.policy import carried_out, escalate_unscored, reason
 from worker.errors import ConfigError
+from worker.offline.answer_files import SKEW, Texts, read_texts
 from worker.offline.exporting import lines_of
-from worker.offline.labelling import Labelling, Texts, as_csv, label, read_texts
+from worker.offline.labelling import Labelling, as_csv, label
 from worker.offline.rules_diff import Side
 from worker.ports import Partition
 from worker.runtime.outputs import would_of
@@ -28,6 +30,9 @@ from worker.runtime.outputs import would_of
 SURE, UNSURE = scores(0.9, 0.03, 0.03, 0.03), scores(0.4, 0.3, 0.2, 0.05)
 BY = side()
 RULES = BY.rule_set
+DECIDED = datetime(2026, 3, 2, 8, tzinfo=UTC)
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+"""When `labels` is run."""
 
 
 class Case:
@@ -38,8 +43,9 @@ class Case:
         self.log: list[bytes] = []
         self.answers: list[bytes] = []
         self.texts: dict[str, tuple[str, str]] = {}
+        self.tickets: Texts | None = None
 
-    def ticket(self, mode: Mode = "shadow", *, sure: bool = True, **answer: Any) -> str:
+    def ticket(self, mode: Mode = "shadow", *, sure: bool = True, at: datetime = DECIDED, **answer: Any) -> str:
         """One decision; with `answer` one to it. The id of the decision."""
         number = len(self.log)
         name = f"{number:032x}"
@@ -47,7 +53,8 @@ class Case:
         held = RULES.model_copy(update={"rules": RULES.rules.model_copy(update={"mode": mode})})
         done = carried_out(decision, held)
         would = None if done is decision else would_of(decision)
-        self.log.append(line(BY, done, number, decision_id=name, mode=mode, would=would))
+        decided_at = at.isoformat()
+        self.log.append(line(BY, done, number, decision_id=name, mode=mode, would=would, decided_at=decided_at))
         self.texts[f"T-{number}"] = (f"text {number}", "en")
         if answer:
             self.answer(name, **answer)
@@ -60,7 +67,7 @@ class Case:
     def run(self, *include: str) -> Labelling:
         path = self.folder / "answers.jsonl"
         path.write_bytes(b"\n".join(self.answers) + b"\n")
-        return label(RULES, path, [self.log], Texts({}, self.texts), include)
+        return label(RULES, path, [self.log], self.tickets or Texts({}, self.texts), NOW, include)
 
 
 @pytest.fixture
@@ -171,6 +178,9 @@ def test_a_later_answer_settles_what_two_of_one_moment_left_open(case: Case, lat
         {"origin": None},
         {"ticket_id": [1]},
         {"ticket_id": None},
+        {"decided_at": "yesterday"},
+        {"decided_at": "2026-03-02T08:00:00"},
+        {"decided_at": None},
     ],
 )
 def test_a_log_of_something_else_is_refused_with_its_line(case: Case, broken: dict[str, object]) -> None:
@@ -204,6 +214,84 @@ def test_repeats_and_what_was_never_scored_are_left_out_and_counted(case: Case) 
     found = case.run()
     assert len(found.rows) == 1 and sum(found.left.values()) == 3
     assert {why.split()[0] for why in found.left} == {"repeat", "have", "were"}
+
+
+def moment(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def test_an_answer_from_the_future_is_left_out_named_and_never_the_latest(case: Case) -> None:
+    name = case.ticket(category="billing")
+    case.ticket(category="login", answered_at=moment(NOW + SKEW + timedelta(seconds=1)))
+    case.answer(name, category="billing", answered_at="9999-12-31T23:59:59Z")
+    found = case.run()
+    assert [(row.label, row.answered_at) for row in found.rows] == [("billing", "2026-03-02T09:00:00+00:00")]
+    assert found.left == {"are dated in the future": 2}
+    assert any("dated in the future were not used: line 2, 3. Whose clock" in warning for warning in found.warnings)
+    assert any("1 tickets in shadow have no answer" in warning for warning in found.warnings)
+
+
+def test_what_an_answer_from_the_future_contradicts_is_left_open(case: Case) -> None:
+    case.ticket(category="billing")
+    name = case.ticket(category="billing")
+    case.answer(name, category="login", answered_at=moment(NOW + timedelta(hours=2)))
+    found = case.run()
+    assert [row.id for row in found.rows] == ["T-0"]
+    assert sorted(found.left.values()) == [1, 1] and any("contradicted by one" in why for why in found.left)
+    assert any("contradicted by one dated in the future" in w and "line 2." in w for w in found.warnings)
+
+
+def test_an_answer_from_before_its_decision_is_left_out_and_named(case: Case) -> None:
+    case.ticket(category="billing", answered_at=moment(DECIDED))
+    case.ticket(category="login", answered_at=moment(DECIDED - SKEW - timedelta(seconds=1)))
+    found = case.run()
+    assert [row.label for row in found.rows] == ["billing"]
+    assert found.left == {"are dated before their decision was made": 1}
+    assert any("before their decision was made were not used: line 2." in warning for warning in found.warnings)
+
+
+def test_clocks_may_differ_by_minutes(case: Case) -> None:
+    case.ticket(category="billing", answered_at=moment(DECIDED - SKEW))
+    case.ticket(category="login", answered_at=moment(NOW + SKEW))
+    found = case.run()
+    assert len(found.rows) == 2 and not found.left and not found.warnings
+
+
+def test_an_answer_to_the_first_delivery_is_not_before_its_decision(case: Case) -> None:
+    case.ticket(category="billing")
+    first = orjson.loads(case.log[0])
+    case.log.insert(0, orjson.dumps({**first, "decided_at": "2026-03-09T08:00:00Z"}))
+    assert len(case.run().rows) == 1
+
+
+def test_answers_of_impossible_moments_only_are_none(case: Case) -> None:
+    case.ticket(category="billing", answered_at="2199-01-01T00:00:00Z")
+    case.ticket(category="billing", answered_at="1970-01-01T00:00:00Z")
+    with pytest.raises(
+        ConfigError, match="no answer is left to label with: 1 are dated in the future; 1 are dated"
+    ) as told:
+        case.run()
+    assert "not used: line 1." in str(told.value) and "not used: line 2." in str(told.value)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_of_two_texts_under_one_decision_none_is_used_and_both_are_named(
+    case: Case, tmp_path: Path, suffix: str
+) -> None:
+    names = [case.ticket(category="billing") for _ in range(3)]
+    told = [("T-0", "a", names[0]), ("T-1", "b", names[1]), ("T-1", "b", names[1]), ("T-0", "forged", names[0]),
+            ("T-0", "a", names[0]), ("T-2", "c", names[2]), ("T-0", "fallback", "")]  # fmt: skip
+    path = tmp_path / f"tickets.{suffix}"
+    rows = [dict(zip(("id", "text", "decision_id"), row, strict=True)) for row in told]
+    as_rows = ["id,text,decision_id", *(",".join(row) for row in told)]
+    lines = as_rows if suffix == "csv" else [orjson.dumps(row).decode() for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    case.tickets = read_texts(path)
+    found = case.run()
+    assert [(row.id, row.text) for row in found.rows] == [("T-1", "b"), ("T-2", "c")]
+    assert found.left == {"are about a decision under which two different texts stand": 1}
+    first, second = (2, 5) if suffix == "csv" else (1, 4)
+    assert any(f"decision {names[0]} in lines {first} and {second} of" in warning for warning in found.warnings)
 
 
 def test_answers_that_are_no_random_part_are_warned_of(case: Case) -> None:
@@ -262,7 +350,7 @@ def test_the_command_writes_the_file_and_says_what_it_proves(tmp_path: Path) -> 
     held = rules.at_most("shadow")
     decision = decided(by, scores(0.04, 0.9, 0.02, 0.01, 0.01, 0.01))
     files = {name: tmp_path / name for name in ("log.jsonl", "answers.jsonl", "texts.jsonl", "out.csv")}
-    shadow = {"mode": "shadow", "would": would_of(decision), "decision_id": "a" * 32}
+    shadow = {"mode": "shadow", "would": would_of(decision), "decision_id": "a" * 32, "decided_at": DECIDED.isoformat()}
     files["log.jsonl"].write_bytes(line(by, carried_out(decision, held), **shadow))
     files["texts.jsonl"].write_text('{"id": "T-0", "decision_id": "%s", "text": "=a, \\"b\\""}' % ("a" * 32))
     answer = {"schema": "ticket-router/answer/1", "decision_id": "a" * 32, "answered_at": "2026-03-02T09:00:00Z"}

@@ -50,7 +50,8 @@ def load_rule_set(folder: Path) -> RuleSet:
     categories = _with_turns(load_model(written, CategorySet), folder)
     rules = load_model(folder / RULES_FILE, Rules)
     further = folder / QUESTIONS_FILE
-    questions = load_model(further, Questions) if further.exists() else Questions()
+    # A link that leads nowhere is a file that somebody wanted to be read.
+    questions = load_model(further, Questions) if os.path.lexists(further) else Questions()
     for question in questions.questions:
         if len(f"{categories.id}_{question.id}") > LONGEST_ID:
             raise RuleSetError(str(further), f"'{categories.id}' and '{question.id}' together exceed {LONGEST_ID}")

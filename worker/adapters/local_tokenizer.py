@@ -29,9 +29,10 @@ class TokenizerFile:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise ConfigError(f"ROUTER_TOKENIZER_FILE needs the tokenizers library: {INSTALL}") from error
+        where = f"ROUTER_TOKENIZER_FILE {path}"
         try:
             if path.stat().st_size > MOST_BYTES:
-                raise ConfigError(f"{path}: larger than {MOST_BYTES} bytes, so no tokenizer.json")
+                raise ConfigError(f"{where}: larger than {MOST_BYTES} bytes, so no tokenizer.json")
             document: dict[str, Any] = json.loads(path.read_bytes())
             # A file may cut and pad what it tokenizes: the end of a prompt is where the answer is asked for.
             document |= {"truncation": None, "padding": None}
@@ -39,11 +40,11 @@ class TokenizerFile:
             self._marked = Tokenizer.from_str(json.dumps(document))
             self._plain = Tokenizer.from_str(json.dumps(document | {"added_tokens": _white_space(document)}))
         except OSError as error:
-            raise ConfigError(f"{path}: the tokenizer cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"{path}: no tokenizer.json that this version of tokenizers reads ({error})") from error
+            raise ConfigError(f"{where}: no tokenizer.json that this version of tokenizers reads ({error})") from error
         self._control = frozenset(int(entry["id"]) for entry in added)
 
     @property

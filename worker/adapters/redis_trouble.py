@@ -3,6 +3,7 @@ password: the client's own do hold the address."""
 
 from __future__ import annotations
 
+import errno
 import ssl
 
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
@@ -19,7 +20,11 @@ NOT_BELIEVED = (
     "the address"
 )
 NO_TLS = "The cache speaks no TLS there: ROUTER_REDIS_URL must begin with redis:// for a port without"
-NO_FILE = "A file that ROUTER_REDIS_URL names cannot be read: check ssl_ca_certs"
+NO_FILE = "A file that ROUTER_REDIS_URL names cannot be read: check ssl_ca_certs, and ssl_certfile and ssl_keyfile"
+NO_PEM = (
+    "A file that ROUTER_REDIS_URL names cannot be used, since it is no PEM file of its kind: check ssl_ca_certs, and "
+    "ssl_certfile and ssl_keyfile"
+)
 HANGS_UP = "The cache hangs up: ROUTER_REDIS_URL must begin with rediss:// for a port with TLS"
 CLUSTER = "The cache is a Redis Cluster, whose nodes refuse keys of one batch: use one server, or its replicas"
 
@@ -37,9 +42,12 @@ def sentence(error: Exception, timeout_s: float) -> str:
     match error.__context__ if isinstance(error, RedisConnectionError) else None:
         case ssl.SSLCertVerificationError():
             return NOT_BELIEVED
-        case ssl.SSLError():
-            return NO_TLS
-        case FileNotFoundError() | PermissionError() | IsADirectoryError():
+        case ssl.SSLError() as refused:
+            # Before anything is sent, OpenSSL 3 reads the files; for one of these mistakes ssl has no constant.
+            return NO_PEM if refused.library in ("PEM", "X509") or "PEM lib" in str(refused) else NO_TLS
+        case FileNotFoundError() | PermissionError() | IsADirectoryError() | NotADirectoryError():
+            return NO_FILE
+        case OSError(errno=errno.ELOOP | errno.ENAMETOOLONG):
             return NO_FILE
         case ConnectionResetError():
             return HANGS_UP

@@ -11,22 +11,30 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from worker.adapters.files import refuse, rows
-from worker.core.answer_events import AnswerEvent, parse_answer
+from worker.adapters.files import SHOWN, refuse
+from worker.core.answer_events import AnswerEvent
 from worker.core.envelope import ENVELOPE_SCHEMA
 from worker.core.modes import Mode
 from worker.core.rules import RuleSet
 from worker.errors import ConfigError
+from worker.offline.answer_files import SKEW, Answers, Texts, read_answers
 from worker.offline.measures import Measured, share
 from worker.offline.spreadsheets import formula_note
 
 COLUMNS = ("id", "text", "label", "language", "mode", "blind", "decision_id", "answered_at")
+FUTURE = "are dated in the future"
+EARLY = "are dated before their decision was made"
+OPEN = "are contradicted by one dated in the future, so that nobody knows which is the later"
+TWO_TEXTS = "are about a decision under which two different texts stand"
 Record = Mapping[str, Any]
+Joined = Sequence[tuple[int, AnswerEvent, Record]]
+"""Answers, each with its line and the decision it is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,112 +70,63 @@ class Labelling:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """The texts of tickets: by the decision about them where the file says it, else by their id."""
-
-    by_decision: Mapping[str, tuple[str, str]]
-    by_id: Mapping[str, tuple[str, str]]
-
-    def of(self, decision_id: str, ticket_id: str) -> tuple[str, str] | None:
-        """(text, language)."""
-        return self.by_decision.get(decision_id) or self.by_id.get(ticket_id)
-
-
-def read_texts(path: Path) -> Texts:
-    """A CSV or JSONL file with id and text, and optionally language and decision_id. Raises ConfigError."""
-    by_decision: dict[str, tuple[str, str]] = {}
-    by_id: dict[str, tuple[str, str]] = {}
-    problems = []
-    for number, row in rows(path, ("id", "text")):
-        found = ((row.get("text") or "").strip(), (row.get("language") or "").strip())
-        decision, name = (row.get("decision_id") or "").strip(), (row.get("id") or "").strip()
-        if decision:
-            by_decision[decision] = found
-        elif name and by_id.setdefault(name, found) != found:
-            problems.append(f"line {number}: id '{name}' stands twice, with another text: add a column decision_id")
-    refuse(path, problems)
-    return Texts(by_decision, by_id)
-
-
-def read_answers(path: Path, rule_set: RuleSet) -> dict[str, tuple[int, AnswerEvent]]:
-    """The latest answer to each decision, with its line. The order in the file decides nothing. Raises ConfigError with
-    the lines of everything that is no answer, and of answers of one moment that contradict each other.
-    """
-    problems: list[str] = []
-    contradictions: dict[str, str] = {}
-    found: dict[str, tuple[int, AnswerEvent]] = {}
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            event = parse_answer(line, rule_set)
-        except ValueError as error:
-            problems.append(f"line {number}: {error}")
-            continue
-        before = found.get(event.decision_id)
-        if before is None or event.answered_at > before[1].answered_at:
-            found[event.decision_id] = (number, event)
-            contradictions.pop(event.decision_id, None)  # a later answer settles it
-        elif event.answered_at == before[1].answered_at and _finding(event) != _finding(before[1]):
-            said = f"line {number}: contradicts line {before[0]}, which was answered at the same moment"
-            contradictions.setdefault(event.decision_id, said)
-    refuse(path, [*problems, *contradictions.values()])
-    if not found:
-        raise ConfigError(f"{path}: no answers in it")
-    return found
-
-
 def label(
     rule_set: RuleSet,
     answers_path: Path,
     log: Iterable[Sequence[bytes]],
     texts: Texts,
+    now: datetime,
     include: Collection[str | None] = (),
 ) -> Labelling:
     """Joins answers, decisions and texts. `include`: modes whose answers are wanted though they certify nothing.
 
     Raises ConfigError, also where an answer fits no decision of the log or states another ticket than it.
     """
-    answers = read_answers(answers_path, rule_set)
+    answers = read_answers(answers_path, rule_set, now)
     seen: set[str] = set()
-    population: Counter[tuple[bool, bool]] = Counter()
+    shadow: Counter[bool] = Counter()
     elsewhere = 0
-    joined: list[tuple[int, AnswerEvent, Record]] = []
+    made: dict[str, datetime] = {}
+    asked: dict[str, Record] = {}
+    known = answers.decisions
     for record in _records(log, rule_set):
         decision_id = record["decision_id"]
+        if decision_id in known:  # people may have answered any of its deliveries
+            made[decision_id] = min(record["decided_at"], made.get(decision_id, record["decided_at"]))
         if decision_id in seen:
             continue  # delivered twice, or sent in again
         seen.add(decision_id)
-        answer = answers.get(decision_id)
         if record["label_scores"] is not None:
             if _mode(record) == "shadow":
-                population[record.get("would") is not None, answer is not None] += 1
+                shadow[_would_route(record)] += 1
             else:
                 elsewhere += 1
-        if answer is not None:
-            joined.append((answer[0], answer[1], record))
-    _refuse_misfits(answers_path, answers, joined)
-    kept, left = _kept(joined, texts, {"shadow", *include})
+        if decision_id in known:
+            asked[decision_id] = record
+    joined = [(number, event, asked[name]) for name, (number, event) in answers.latest.items() if name in asked]
+    _refuse_misfits(answers_path, known, asked, joined)
+    believed, left, doubts = _believed(joined, answers, made)
+    doubts += _disputes(texts)
+    done = Counter(
+        _would_route(row) for _, _, row in believed if row["label_scores"] is not None and _mode(row) == "shadow"
+    )
+    kept, unlabelled = _kept(believed, texts, {"shadow", *include})
+    left += unlabelled
     if not kept:
         why = "; ".join(f"{n} {what}" for what, n in left.most_common())
-        raise ConfigError(f"{answers_path}: no answer is left to label with: {why}")
-    answered = {
-        routed: share(population[routed, True], population[routed, True] + population[routed, False])
-        for routed in (True, False)
-    }
+        raise ConfigError("\n  ".join((f"{answers_path}: no answer is left to label with: {why}", *doubts)))
+    answered = {routed: share(done[routed], shadow[routed]) for routed in (True, False)}
     return Labelling(
         rows=tuple(row for row, _ in kept),
         left=dict(left.most_common()),
-        in_shadow=population.total(),
+        in_shadow=shadow.total(),
         elsewhere=elsewhere,
         answered=answered,
         wrong=_wrong(kept),
-        warnings=tuple(_warnings(kept, left, population, answered, elsewhere)),
+        warnings=(
+            *doubts,
+            *_warnings(kept, left, shadow.total() - done.total(), answered, elsewhere if shadow else 0),
+        ),
     )
 
 
@@ -182,8 +141,8 @@ def as_csv(found: Labelling) -> bytes:
     return out.getvalue().encode()
 
 
-def _finding(event: AnswerEvent) -> tuple[object, ...]:
-    return event.category, event.not_a_ticket, event.duplicate_of
+def _would_route(record: Record) -> bool:
+    return record.get("would") is not None
 
 
 def _mode(record: Record) -> Mode:
@@ -204,6 +163,7 @@ def _records(log: Iterable[Sequence[bytes]], rule_set: RuleSet) -> Iterable[Reco
                 ours = record["rule_set"].split("/", 1)[0] == rule_set.id
                 _check(record)
                 needed = {name: record[name] for name in ("label_scores", "reasons", "origin", "ticket_id", "action")}
+                needed["decided_at"] = _moment(record["decided_at"])
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ConfigError(f"the log, decision {number}: no decision of this software ({error})") from error
             if ours:
@@ -221,14 +181,19 @@ def _check(record: Record) -> None:
         raise TypeError("would.category is no text")
 
 
-def _refuse_misfits(
-    path: Path, answers: Mapping[str, tuple[int, AnswerEvent]], joined: Sequence[tuple[int, AnswerEvent, Record]]
-) -> None:
-    known = {event.decision_id for _, event, _ in joined}
+def _moment(text: str) -> datetime:
+    """Raises TypeError, ValueError."""
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError("decided_at has no offset")
+    return found
+
+
+def _refuse_misfits(path: Path, known: Mapping[str, int], asked: Collection[str], joined: Joined) -> None:
     problems = [
         (number, f"line {number}: decision {name} is none of this rule set's in the log")
-        for name, (number, _) in answers.items()
-        if name not in known
+        for name, number in known.items()
+        if name not in asked
     ]
     for number, event, record in joined:
         if event.ticket_id is not None and event.ticket_id != record["ticket_id"]:
@@ -238,8 +203,46 @@ def _refuse_misfits(
     refuse(path, [text for _, text in sorted(problems)])
 
 
+def _believed(joined: Joined, answers: Answers, made: Mapping[str, datetime]) -> tuple[Joined, Counter[str], list[str]]:
+    """The answers whose moment can be, how many others there are, and where those stand.
+
+    One of the future is not used, and nor is what it contradicts: whose clock is wrong is not known, so that neither
+    can be said to hold.
+    """
+    found: list[tuple[int, AnswerEvent, Record]] = []
+    lines = {FUTURE: [number for each in answers.future.values() for number, _ in each], EARLY: [], OPEN: []}
+    for number, event, record in joined:
+        if made[event.decision_id] - event.answered_at > SKEW:
+            lines[EARLY].append(number)
+        elif answers.open(event.decision_id):
+            lines[OPEN].append(number)
+        else:
+            found.append((number, event, record))
+    doubts = [
+        f"answers that {what} were not used: line {_listed([str(n) for n in sorted(numbers)])}. Whose clock is wrong, "
+        "or who wrote them?"
+        for what, numbers in lines.items()
+        if numbers
+    ]
+    return found, Counter({what: len(numbers) for what, numbers in lines.items() if numbers}), doubts
+
+
+def _disputes(texts: Texts) -> Iterable[str]:
+    if texts.disputed:
+        yield (
+            "different texts stand under one decision, and none of them was used: "
+            f"{_listed(list(texts.disputed.values()))} "
+            "of the tickets. Exports of different times or settings in one file, or somebody else writes to your topics"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
 def _kept(
-    joined: Sequence[tuple[int, AnswerEvent, Record]], texts: Texts, wanted: Collection[str | None]
+    joined: Joined, texts: Texts, wanted: Collection[str | None]
 ) -> tuple[list[tuple[LabelledRow, Record]], Counter[str]]:
     """Rows by rising line, and why the others are none."""
     left: Counter[str] = Counter()
@@ -253,6 +256,8 @@ def _kept(
             left["were never scored: a rule decided, or the ticket could not be read"] += 1
         elif mode not in wanted:
             left[f"were given in {mode}: {_biased(mode)}"] += 1
+        elif event.decision_id in texts.disputed:
+            left[TWO_TEXTS] += 1
         elif text is None or not text[0]:
             left["have no text among the tickets"] += 1
         else:
@@ -284,7 +289,7 @@ def _wrong(kept: Sequence[tuple[LabelledRow, Record]]) -> dict[str, tuple[int, M
 def _warnings(
     kept: Sequence[tuple[LabelledRow, Record]],
     left: Mapping[str, int],
-    population: Mapping[tuple[bool, bool], int],
+    missing: int,
     answered: Mapping[bool, Measured],
     elsewhere: int,
 ) -> Iterable[str]:
@@ -294,7 +299,7 @@ def _warnings(
             f"{count} rows come from {mode} ({_biased(mode)}): they are marked blind=false, and `calibrate` and "
             "`evaluate` refuse them"
         )
-    if elsewhere and population:
+    if elsewhere:
         yield (
             f"{elsewhere} scored tickets of the log were not in shadow: the rows stand for those categories that were, "
             "and not for all tickets"
@@ -305,7 +310,6 @@ def _warnings(
             f"answers are no random part: {routed.value:.1%} of what auto would have routed was answered, and "
             f"{rest.value:.1%} of the rest. A certificate needs all, or a part drawn by lot"
         )
-    missing = sum(count for (_, done), count in population.items() if not done)
     if missing:
         yield f"{missing} tickets in shadow have no answer: if it is the hard ones that wait, the rest looks too good"
     if left.get("repeat another ticket, which counts once"):
