@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import structlog
 
 from tests.servers.faulty_broker import FaultyBroker
 from tests.servers.kafka import ApacheKafka
@@ -16,6 +17,10 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
 hypothesis.settings.load_profile("any machine")
+
+# What the library prints unless it is set up shows an error with every local of every frame, which can take seconds.
+_PLAIN = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _PLAIN])
 
 
 @pytest.fixture(scope="session")

@@ -60,8 +60,9 @@ def restored() -> Iterator[None]:
     """Logging as it was: set-up is for the whole process."""
     root = logging.getLogger()
     handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
+    structured = structlog.get_config()
     yield
-    structlog.reset_defaults()
+    structlog.configure(**structured)
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.raiseExceptions = raising

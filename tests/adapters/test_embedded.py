@@ -12,6 +12,7 @@ import pytest
 import redis
 from confluent_kafka import Producer
 
+from tests.waiting import wait_for
 from worker.adapters.embedded import DEFAULT_PARTITIONS, EmbeddedBroker, EmbeddedCache
 from worker.adapters.kafka import KafkaConfig
 from worker.adapters.kafka_topics import describe_topics
@@ -111,6 +112,6 @@ class TestTiedProcess:
 
     def test_the_pid_is_that_of_the_command(self) -> None:
         process = TiedProcess(["/bin/sleep", "60"])
-        time.sleep(0.2)
-        assert b"sleep" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{process.pid}/cmdline")
+        wait_for(lambda: command.read_bytes().startswith(b"/bin/sleep"), "the command in its process")
         assert process.kill() == -signal.SIGKILL

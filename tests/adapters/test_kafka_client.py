@@ -272,7 +272,7 @@ class TestGuardedBroker:
         before = time.monotonic()
         with pytest.raises(ConfigError, match=r"tickets.*(?i:invalid username or password)"):
             stream.open(LISTENER)
-        assert time.monotonic() - before < 10.0
+        assert time.monotonic() - before < 30.0
         stream.close()
 
     def test_a_broker_without_kip_848_ends_the_stream_with_what_to_do(self, guarded_server: ApacheKafka) -> None:
@@ -295,7 +295,7 @@ def test_a_broker_that_is_not_there_is_named_with_the_topic_in_time(servers: str
     before = time.monotonic()
     with pytest.raises(ConfigError) as told:
         stream.open(LISTENER)
-    assert time.monotonic() - before < 10.0
+    assert time.monotonic() - before < 30.0
     assert "'tickets'" in str(told.value)
     assert servers in str(told.value)
     assert "refused" in str(told.value) or "resolve" in str(told.value)

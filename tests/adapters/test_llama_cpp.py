@@ -126,13 +126,13 @@ async def test_the_pieces_of_a_text_are_the_text(engine: LlamaCppEngine) -> None
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_loop_goes_on_while_the_model_works(engine: LlamaCppEngine) -> None:
     call = asyncio.get_running_loop().create_task(engine.score([ticket(f"number {n}") for n in range(5)]))
-    worst = 0.0
+    began, worst = time.perf_counter(), 0.0
     while not call.done():
         started = time.perf_counter()
         await asyncio.sleep(0.005)
         worst = max(worst, time.perf_counter() - started)
     assert len(await call) == 5
-    assert worst < 0.25
+    assert worst < max(0.25, (time.perf_counter() - began) / 10), "the loop stood still for half of a ticket"
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -185,7 +185,7 @@ async def test_without_the_extra_it_says_what_to_install(missing: str, monkeypat
 def test_the_packaged_model_is_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = packaged_model()
-    assert file_sha256(path) == DEFAULT_MODEL_SHA256
+    assert file_sha256(path, "the model") == DEFAULT_MODEL_SHA256
     made = path.stat().st_mtime_ns
     assert packaged_model().stat().st_mtime_ns == made
     assert [file.name for file in path.parent.iterdir()] == [path.name]  # and nothing half-made is left

@@ -368,7 +368,7 @@ class TestRefusedOutputs:
 
         before = time.monotonic()
         settled = settle(member, settlement({**good, bad: [nowhere]}))
-        assert time.monotonic() - before < 10.0
+        assert time.monotonic() - before < 20.0
         assert [(r.delivery, r.output, r.code) for r in settled.refused] == [(bad, nowhere, "UNKNOWN_TOPIC_OR_PART")]
         assert nowhere.topic in settled.refused[0].detail
         assert settled.committed == dict(zip(partitions(wide_desk.input, 0, 1), [2, 5], strict=True))
@@ -525,12 +525,12 @@ class TestTrouble:
         before = time.monotonic()
         with pytest.raises(ConfigError, match=missing):
             stream.open(Member.__new__(Member))
-        assert time.monotonic() - before < 10.0
+        assert time.monotonic() - before < 20.0
         stream.close()
 
     def test_brokers_that_are_away_are_told_of_until_they_are_back(self, desk: Desk) -> None:
         desk.put(0, numbered(2))
-        member = desk.join()
+        member = desk.join(session_timeout_ms=60_000)  # an orderly end of the broker may take longer than a short one
         eventually(lambda: len(member.got) == 2, member)
         assert member.stream.trouble() is None
         stop, start = desk.backend.stop_answering, desk.backend.answer_again
@@ -544,7 +544,7 @@ class TestTrouble:
             before = time.monotonic()
             with pytest.raises(StreamRetriable):
                 member.stream.settle(member.settlement(member.got))
-            assert time.monotonic() - before < 10.0
+            assert time.monotonic() - before < 20.0
         finally:
             start()
         eventually(lambda: member.stream.trouble() is None, member, within_s=60.0)
@@ -627,7 +627,7 @@ class TestApacheKafka:
         outputs = {d: [Output(tight, None, d.value)] for d in member.got}
         before = time.monotonic()
         settled = settle(member, settlement({**outputs, large: [Output(tight, None, noise(50_000))]}))
-        assert time.monotonic() - before < 10.0
+        assert time.monotonic() - before < 20.0
         assert [(r.delivery, r.code) for r in settled.refused] == [(large, "MSG_SIZE_TOO_LARGE")]
         assert tight in settled.refused[0].detail
         assert desk.committed() == {0: 120}

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import yaml
 
 from tests.core.sets import artefact, category_set
 from tests.servers.redis_server import free_port
+from tests.waiting import wait_for
 from worker.adapters.files import load_rule_set
 from worker.adapters.kafka_client import KafkaConfig
 from worker.adapters.kafka_topics import create_topics
@@ -219,13 +220,6 @@ class Desk:
                 return found
             assert time.monotonic() < until, f"{len(missing)} of {len(ids)} tickets missing, such as {missing[:5]}"
             time.sleep(0.5)
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, f"timed out waiting for {what}"
-        time.sleep(0.05)
 
 
 def http(url: str) -> tuple[int, bytes]:

@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.integration.desk import COMMAND, Desk, StubProcess, wait_for
+from tests.integration.desk import COMMAND, Desk, StubProcess
+from tests.waiting import wait_for
 from worker.adapters.topic_log import Record, TopicReader, TopicWriter
 from worker.core.envelope import ATTEMPT, DECISION_HEADER, ORIGIN_OFFSET, Origin, dead_letter_headers
 from worker.ports import Output, Partition

@@ -15,9 +15,10 @@ import pytest
 import redis.asyncio as redis_asyncio
 
 from tests.integration.loop_lag import LoopLag
-from tests.runtime.desks import broker, ends, make_worker, send, until
+from tests.runtime.desks import broker, ends, make_worker, send
 from tests.runtime.engines import ScriptedEngine
 from tests.servers.redis_server import free_port, redis_server
+from tests.waiting import until
 from worker.adapters.redis_cache import KEY_PREFIX, RedisCache
 from worker.adapters.sealed_scores import FORMAT, HEADER
 from worker.runtime.loop import Limits
@@ -96,10 +97,10 @@ async def test_a_server_that_is_paused_all_the_while() -> None:
 async def test_a_server_that_is_slow(url: str, server: Any, delay_s: float) -> None:
     """Within the deadline its answers are used, beyond it they cost one deadline each until it is left alone."""
     async with _delayed(url, delay_s) as slow:
-        cache = cache_at(slow, timeout_s=1.0 if delay_s < 0.1 else 0.05)
+        cache = cache_at(slow, timeout_s=20.0 if delay_s < 0.1 else 0.05)
         await routes(cache)
         assert cache.counters["hits"] == 0
-        again = cache_at(slow, timeout_s=1.0 if delay_s < 0.1 else 0.05)
+        again = cache_at(slow, timeout_s=20.0 if delay_s < 0.1 else 0.05)
         await routes(again)
         assert (again.counters["hits"] > 0) == (delay_s < 0.1)
 

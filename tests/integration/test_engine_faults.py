@@ -14,6 +14,7 @@ import pytest
 from tests.core.sets import artefact, rule_set
 from tests.integration.loop_lag import LoopLag
 from tests.servers.stub_engine import Behaviour, StubEngine, gzip_bomb
+from tests.waiting import until
 from worker.adapters.memory import MemoryCache
 from worker.adapters.sglang import SGLangEngine
 from worker.core.policy import Calibration
@@ -168,9 +169,7 @@ async def test_rows_in_another_order_are_noticed_and_nothing_more_is_routed_by_t
     assert not deployment.wrong()
     stub.behaviour.fault = "swapped_rows"
     faulty = asyncio.create_task(deployment.route_all(range(400, 1_000)))
-    async with asyncio.timeout(60):
-        while deployment.pool.is_up:
-            await asyncio.sleep(0.01)
+    await until(lambda: not deployment.pool.is_up)
     assert deployment.pool.alarm is not None
     assert "another's" in str(deployment.pool.trouble)
     stub.behaviour.fault = "none"
@@ -180,7 +179,10 @@ async def test_rows_in_another_order_are_noticed_and_nothing_more_is_routed_by_t
     assert deployment.changes == [("e0", False), ("e0", True)]
     alarmed_at = deployment.alarmed_at
     assert alarmed_at is not None
-    assert not [number for at, number in deployment.wrong() if at > alarmed_at + 0.5]
+    under_way = 2 * 16 * 8  # tickets in the calls at that moment, and in those answered in the same turn of the loop
+    wrong = [number for at, number in deployment.wrong() if at > alarmed_at]
+    assert len(wrong) <= under_way
+    assert max(wrong, default=0) < 1_000
     assert deployment.pool.alarm is not None, "it is watched closely for five more minutes"
     assert set(deployment.codes()) <= {"certified", "invalid_answer"}
 
@@ -218,10 +220,9 @@ async def test_a_thousand_equal_tickets_at_once_are_one_request(
     stub: StubEngine, stack: contextlib.AsyncExitStack
 ) -> None:
     deployment = await Deployment().start(stack, [stub])
-    before = stub.counters.items
-    stub.behaviour.latency_s = 0.05
+    stub.behaviour.latency_s, stub.behaviour.counted = 0.05, "ticket 7:"
     await asyncio.gather(*(deployment.route(7) for _ in range(1_000)))
-    assert stub.counters.items - before == 1
+    assert stub.counters.counted == 1
     assert len(deployment.decided) == 1_000
 
 
@@ -230,14 +231,13 @@ async def test_equal_tickets_that_keep_coming_are_one_request(
 ) -> None:
     """Also in the moment between the engine's answer and the cache's knowing it."""
     deployment = await Deployment().start(stack, [stub])
-    before = stub.counters.items
-    stub.behaviour.latency_s = 0.02
+    stub.behaviour.latency_s, stub.behaviour.counted = 0.02, "ticket 7:"
     running: set[asyncio.Task[Routed]] = set()
     for _ in range(2_000):
         running.add(asyncio.create_task(deployment.route(7)))
         await asyncio.sleep(0)
     await asyncio.gather(*running)
-    assert stub.counters.items - before == 1
+    assert stub.counters.counted == 1
 
 
 @pytest.mark.parametrize(
@@ -268,17 +268,17 @@ async def test_of_two_engines_one_that_dies_costs_nothing_and_is_used_again_when
     assert other.counters.answered > 10
     await other.stop()
     await deployment.route_all(range(300, 600))
-    async with asyncio.timeout(60):
-        while ("e1", False) not in deployment.changes:
-            await asyncio.sleep(0.02)
+    await until(lambda: ("e1", False) in deployment.changes)
     await other.start()
-    async with asyncio.timeout(60):
-        while ("e1", True) not in deployment.changes:
-            await asyncio.sleep(0.02)
+    await until(lambda: ("e1", True) in deployment.changes)
     answered = other.counters.items
-    await deployment.route_all(range(600, 1_200))
-    assert other.counters.items > answered + 50
-    assert deployment.codes() == {"certified": 1_200}
+    for first in range(600, 4_600, 200):  # it gets few calls at first
+        await deployment.route_all(range(first, first + 200))
+        if other.counters.items > answered + 50:
+            break
+    else:
+        pytest.fail("it is up again and gets no work")
+    assert deployment.codes() == {"certified": len(deployment.decided)}
     assert deployment.pool.outages == 0
 
 
@@ -323,11 +323,11 @@ async def test_a_ticket_that_ends_the_whole_engine_is_found_by_few_deaths_and_ne
 async def test_tickets_that_the_engine_never_answers_cost_their_neighbours_one_wait_and_no_automation(
     stub: StubEngine, stack: contextlib.AsyncExitStack
 ) -> None:
-    patience = Patience(attempts=3, deadline_s=8.0)
-    deployment = await Deployment().start(stack, [stub], batch_items=32, timeout_s=1.0, patience=patience)
+    patience = Patience(attempts=3, deadline_s=30.0)
+    deployment = await Deployment().start(stack, [stub], batch_items=32, timeout_s=2.0, patience=patience)
     deployment.marked = frozenset(range(15, 200, 32))
     stub.behaviour.slow, stub.behaviour.latency_s = MARK, 0.01
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await deployment.route_all(range(200))
     assert deployment.codes(marked=False) == {"certified": 200 - len(deployment.marked)}
     assert set(deployment.codes(marked=True)) <= {"engine_timeout", "engine_unavailable"}

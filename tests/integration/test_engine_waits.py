@@ -7,7 +7,8 @@ import time
 import orjson
 import pytest
 
-from tests.integration.desk import Desk, StubProcess, http, wait_for
+from tests.integration.desk import Desk, StubProcess, http
+from tests.waiting import wait_for
 from worker.adapters.topic_log import Record
 from worker.core.envelope import DECISION_HEADER
 from worker.ports import Output

@@ -11,8 +11,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.contracts.stream_backends import QUIET
-from tests.integration.desk import Desk, StubProcess, WorkerProcess, http, wait_for
+from tests.integration.desk import Desk, StubProcess, WorkerProcess, http
 from tests.servers.kafka import ApacheKafka
+from tests.waiting import wait_for
 from worker.adapters.topic_log import Record
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(500)]

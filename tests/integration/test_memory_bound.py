@@ -9,8 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.integration.desk import LABELS, Desk, StubProcess, wait_for
+from tests.integration.desk import LABELS, Desk, StubProcess
 from tests.servers.kafka import ApacheKafka
+from tests.waiting import wait_for
 from worker.adapters.topic_log import TopicWriter
 from worker.ports import Output
 

@@ -11,9 +11,10 @@ import orjson
 import pytest
 
 from tests.contracts.stream_backends import ApacheBackend
-from tests.integration.desk import Desk, StubProcess, WorkerProcess, http, wait_for
+from tests.integration.desk import Desk, StubProcess, WorkerProcess, http
 from tests.integration.test_exactly_once import assert_once, uncommitted
 from tests.servers.kafka import ApacheKafka
+from tests.waiting import wait_for
 from worker.core.envelope import DEAD_LETTER_REASON, ORIGIN_OFFSET, POINTER
 from worker.ports import Output
 
@@ -176,7 +177,7 @@ def test_idle_connections_that_the_broker_closes_make_no_noise(tmp_path: Path, e
         desk = Desk(tmp_path / "desk", server.bootstrap_servers, engine.url)
         with desk.worker() as worker:
             desk.wait_for_all(desk.send(3))
-            time.sleep(12)  # five times as long as a connection may be idle
+            time.sleep(8)  # four times as long as a connection may be idle
             assert worker.ready()
             lines = log_of(worker)  # raises where a line is no JSON
             desk.wait_for_all(desk.send(3, first=3))

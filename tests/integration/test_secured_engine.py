@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.desk import Desk, StubProcess, WorkerProcess, http, wait_for
+from tests.integration.desk import Desk, StubProcess, WorkerProcess, http
 from tests.integration.secured import command, findings
 from tests.servers.openai_stub import OpenAIStub
 from tests.servers.stub_engine import Behaviour, StubEngine
+from tests.waiting import wait_for
 from worker.adapters.openai_compat import OpenAICompatEngine
 from worker.adapters.sglang import SGLangEngine
 from worker.errors import ConfigError, EngineError

@@ -21,10 +21,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.adapters.test_kafka_client import LISTENER
-from tests.integration.desk import Desk, StubProcess, wait_for
+from tests.integration.desk import Desk, StubProcess
 from tests.integration.secured import findings, rights_of, settings_of
 from tests.servers.kafka import ApacheKafka
 from tests.servers.tls import Authority, authority
+from tests.waiting import wait_for
 from worker import serving
 from worker.adapters.kafka import KafkaStream
 from worker.adapters.kafka_client import KafkaConfig

@@ -14,9 +14,10 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from tests.integration.desk import COMMAND, Desk, http, wait_for
+from tests.integration.desk import COMMAND, Desk, http
 from tests.integration.secured import command, findings, settings_of
 from tests.servers.redis_server import free_port
+from tests.waiting import wait_for
 from worker import serving
 from worker.cli import app
 from worker.errors import ConfigError

@@ -7,8 +7,9 @@ import subprocess
 import orjson
 import pytest
 
-from tests.integration.desk import COMMAND, LABELS, Desk, wait_for
+from tests.integration.desk import COMMAND, LABELS, Desk
 from tests.servers.otlp_collector import OtlpCollector, said
+from tests.waiting import wait_for
 from worker.adapters.topic_log import TopicWriter
 from worker.ports import Headers, Output
 

@@ -20,9 +20,10 @@ import redis
 
 from tests.adapters.test_files import CATEGORIES
 from tests.core.test_ticket import NO_TICKETS
-from tests.integration.desk import COMMAND, LABELS, Desk, StubProcess, WorkerProcess, http, wait_for
+from tests.integration.desk import COMMAND, LABELS, Desk, StubProcess, WorkerProcess, http
 from tests.servers.kafka import ApacheKafka
 from tests.servers.redis_server import redis_server
+from tests.waiting import wait_for
 from worker.core.envelope import DEAD_LETTER_REASON
 from worker.ports import Output
 
@@ -176,7 +177,7 @@ def test_neither_a_stuck_log_nor_a_collector_that_is_away_costs_a_ticket_or_hold
             assert http(f"http://127.0.0.1:{worker.port}/livez")[0] == 200
             slowest_s = max(slowest_s, time.monotonic() - began)
             time.sleep(0.02)
-        assert slowest_s < 2.0, "the loop waited for somebody"
+        assert slowest_s < 4.5, "the loop waited for somebody"  # as long as the question is asked for
         wait_for(lambda: metric(worker, "log_lines_dropped") > (400 if log == "a full disk" else 0), "dropped lines")
         began = time.monotonic()
         assert worker.terminate() == 0
@@ -255,7 +256,7 @@ def test_nothing_that_a_worker_tells_under_faults_holds_ticket_text_address_or_k
             "ROUTER_CACHE_SECRET": CACHE_SECRET,
             "ROUTER_LOG_LEVEL": "debug",
         }
-        worker = stack.enter_context(desk.worker(engine_attempts=2))
+        worker = stack.enter_context(desk.worker(engine_attempts=2, redis_timeout_ms=10_000))
         client = redis.Redis.from_url(redis_url)
         sent = 0
         for fault in FAULTS:
@@ -278,6 +279,7 @@ def test_nothing_that_a_worker_tells_under_faults_holds_ticket_text_address_or_k
             _send(desk, orjson.dumps({"id": f"again{number}", "text": f"{TEXT} plain {number} billing"}))
             sent += 1
         wait_for(lambda: worker.status()["settled"] == sent, "the rest")
+        wait_for(lambda: b"string" in map(client.type, client.scan_iter()), "scores in Redis")  # behind a ticket's back
         for name in client.scan_iter():
             told[f"redis {name!r}"] = name
             if client.type(name) == b"string":

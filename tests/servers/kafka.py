@@ -25,6 +25,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from tests.servers.tls import Authority
+from tests.waiting import wait_for
 from worker.adapters.tied_process import TiedProcess
 
 POM = Path(__file__).with_name("pom.xml")
@@ -186,8 +187,12 @@ class ApacheKafka:
             self._process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open and nothing is answered."""
-        self._running().send_signal(signal.SIGSTOP)
+        """SIGSTOP: connections stay open and nothing is answered. Returns once all of its threads stand still: on a
+        loaded machine one of them could acknowledge a batch after the signal."""
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{process.pid}/task")
+        wait_for(lambda: all(_stands_still(thread) for thread in threads.iterdir()), "Kafka to stand still")
 
     def thaw(self) -> None:
         self._running().send_signal(signal.SIGCONT)
@@ -209,6 +214,14 @@ class ApacheKafka:
 
     def _java(self, *arguments: str) -> list[str]:
         return ["java", f"-Xmx{self._heap_mb}m", *JAVA_OPTIONS, "-cp", f"{self._libraries}/*", *arguments]
+
+
+def _stands_still(thread: Path) -> bool:
+    """By the third field of its proc(5) stat, behind a name in brackets. One that is gone is as still."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 class KafkaCluster:
