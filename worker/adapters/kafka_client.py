@@ -307,6 +307,11 @@ _RIGHTS = frozenset(
 
 def advice(config: KafkaConfig, error: KafkaError) -> str:
     """What to look at where brokers do not serve this client, by the error that says most; a sentence."""
+    return advice_for(config.properties, error)
+
+
+def advice_for(properties: Mapping[str, object], error: KafkaError) -> str:
+    """The same for a client with these properties."""
     code = error.code()
     if code in _LOGIN:
         return "Check sasl.mechanism, sasl.username and sasl.password in ROUTER_KAFKA_PROPERTIES"
@@ -318,11 +323,18 @@ def advice(config: KafkaConfig, error: KafkaError) -> str:
     if code in _RIGHTS:
         return "Give this client the rights that docs/deploying.md lists (Security)"
     # The client does not say why it was disconnected (librdkafka 2.16), and a listener of another protocol hangs up.
-    protocol = str(config.properties.get("security.protocol", "PLAINTEXT")).upper()
+    protocol = str(properties.get("security.protocol", "PLAINTEXT")).upper()
     return (
         "Check the bootstrap servers, that the brokers run, and security.protocol in ROUTER_KAFKA_PROPERTIES: it is "
-        f"{protocol}, and a broker that wants TLS or a login hangs up on a client without"
+        f"{protocol}, and a broker that wants TLS or a login hangs up on a client that brings neither"
     )
+
+
+def unusable(problem: KafkaException) -> ConfigError:
+    """For a client that was not even made: librdkafka 2.16 names the property in its words, and the file nowhere."""
+    text = error_of(problem).str()
+    named = "ROUTER_KAFKA_PROPERTIES names a file that cannot be used: " if ".location failed" in text else ""
+    return ConfigError(f"Kafka client settings: {named}{text}")
 
 
 def error_of(problem: KafkaException) -> KafkaError:
