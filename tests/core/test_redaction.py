@@ -257,6 +257,12 @@ class TestScoring:
         once = scored_text(text, tuple(VERSIONS))
         assert scored_text(once, tuple(VERSIONS)) == once
 
+    @pytest.mark.parametrize("text", ["at 2026-03-02 10:30(415) 555-2671", "at 0:10４111-1111-1111-1111"])
+    def test_a_number_that_begins_where_a_time_goes_is_found(self, text: str) -> None:
+        once = scored_text(text, tuple(VERSIONS))
+        assert "55" not in once and "1111" not in once
+        assert scored_text(once, tuple(VERSIONS)) == once
+
     def test_an_address_in_a_url_leaves_no_half_behind(self) -> None:
         assert "hong" not in scored_text("see user.hong@www.desk.example/x now", ("email_addresses", "urls"))
 

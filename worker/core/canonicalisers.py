@@ -2,8 +2,8 @@
 
 Each leaves words alone: dates, numbers and addresses give way to `…`, personal ones to what they are
 (core.redaction), and whole lines go only where mail programs mark them as a quotation or a signature, below more than
-a few words. What nothing would be left of stays as it is, but for what is personal. One pass over the text each,
-whatever the input: its author chooses it.
+a few words. What nothing would be left of stays as it is, but for what is personal. A bounded number of passes over the
+text, whatever the input: its author chooses it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ LONGEST_MARK: Final = 500
 """Characters of a line that may open a quotation."""
 SIGNATURE_LINES, SIGNATURE_CHARS = 12, 1_000
 HEADER_LINES: Final = 6
+MOST_PASSES: Final = 8
+"""An ordinary ticket takes two. What an author stacks higher stays."""
 LEAST_LEFT: Final = 20
 """Characters. Less than a sentence above a quotation or a signature may be about what stands there."""
 
@@ -48,18 +50,23 @@ def scored_text(text: str, canonicalisers: Collection[Canonicaliser]) -> str:
     for name, lines in _LINES.items():
         if name in canonicalisers:
             text = lines(text)
-    clean = canonical(text)
     personal = [kind for kind in KINDS if kind in canonicalisers]
-    if personal:
-        # Before the others, which might leave half of an address; canonical anew, since `[PHONE]` opens like a token.
-        clean = canonical(redacted(clean, personal))
     spans = [replace for name, replace in _SPANS.items() if name in canonicalisers]
-    left = clean
-    for replace in spans:
-        left = replace(left)
-    if left == clean or not _WORD.search(left):
-        return clean
-    return canonical(left)  # a gap may stand where canonical text wants a space: `[2026-03-02]`
+    clean = _without_personal(canonical(text), personal)  # before the others, which might leave half of an address
+    for _ in range(MOST_PASSES):
+        left = clean
+        for replace in spans:
+            left = replace(left)
+        if left == clean or not _WORD.search(left):
+            break
+        # What went may have hidden where a personal number begins: `10:30(415) 555-2671`. Canonical anew, since a gap
+        # may stand where canonical text wants a space: `[2026-03-02]`.
+        clean = _without_personal(canonical(left), personal)
+    return clean
+
+
+def _without_personal(clean: str, kinds: Collection[Kind]) -> str:
+    return canonical(redacted(clean, kinds)) if kinds else clean  # anew, since `[PHONE]` opens like a token
 
 
 def normaliser(canonicalisers: Collection[Canonicaliser]) -> str:
