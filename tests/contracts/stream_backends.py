@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from tests.servers.faulty_broker import FaultyBroker
 from tests.servers.kafka import ApacheKafka
+from tests.waiting import wait_for
 from worker.adapters.kafka import KafkaConfig, KafkaStream
 from worker.adapters.kafka_topics import create_topics
 from worker.adapters.memory import MemoryBroker, MemoryStream
@@ -210,6 +211,8 @@ class ApacheBackend(_KafkaBackend):
     def delete_topic(self, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers}, logger=QUIET)
         admin.delete_topics([topic])[topic].result(30)
+        # The controller has answered; the broker goes on taking messages until it has heard of it.
+        wait_for(lambda: topic not in admin.list_topics(timeout=20).topics, "the topic to be gone")
 
     def produce_in_transactions(self, topic: str, values: Sequence[bytes]) -> None:
         """One each: every commit leaves a control record behind it."""

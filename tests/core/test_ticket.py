@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonpointer import EndOfList, JsonPointer
 
 from worker.core.envelope import DEAD_LETTER_REASONS
-from worker.core.ticket import Intake, decode_object, parse_ticket, value_at
+from worker.core.ticket import MOST_LEVELS, Intake, decode_object, parse_ticket, value_at
 from worker.errors import InvalidTicket
 
 MAX = 500_000
@@ -35,6 +35,8 @@ NO_TICKETS: list[tuple[str, bytes | None, str]] = [
     ("lone surrogate", b'{"text": "\\ud800"}', "lone_surrogate"),
     ("100,000 deep", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too_deep"),
     ("1,000 deep", b'{"text": "hi", "metadata": ' + b'{"a":' * 1000 + b"1" + b"}" * 1000 + b"}", "too_deep"),
+    ("501 objects", b'{"text": "hi", "metadata": ' + b'{"a":' * 500 + b"1" + b"}" * 500 + b"}", "too_deep"),
+    ("501 lists", b'{"text": "hi", "metadata": {"a":' + b"[" * 499 + b"]" * 499 + b"}}", "too_deep"),
     ("duplicate key", b'{"text": "one", "text": "two"}', "duplicate_key"),
     ("duplicate key inside", b'{"text": "one", "metadata": {"a": 1, "a": 2}}', "duplicate_key"),
     ("null", b"null", "not_an_object"),
@@ -152,3 +154,12 @@ def test_a_pointer_finds_what_the_library_finds(document: object) -> None:
         expected = pointer.resolve(document, None)
         found = value_at(document, pointer)
         assert found == expected or isinstance(expected, EndOfList)
+
+
+@pytest.mark.parametrize(("opened", "closed"), [(b'{"a":', b"}"), (b'{"a":[', b"]}"), (b"[", b"]")])
+def test_as_deep_as_is_allowed_is_a_ticket_on_every_python(opened: bytes, closed: bytes) -> None:
+    count = (MOST_LEVELS - 2) // (opened.count(b"{") + opened.count(b"["))
+    value = b'{"text": "hi", "metadata": {"a":' + opened * count + b"1" + closed * count + b"}}"
+    assert parse_ticket(value, Intake(), 100_000).text == "hi"
+    wide = b'{"text": "hi", "metadata": {"a":[' + b",".join([b"[]", b"{}"] * MOST_LEVELS) + b"]}}"
+    assert parse_ticket(wide, Intake(), 100_000).text == "hi"

@@ -34,7 +34,7 @@ from worker.core.scores import LabelScores
 from worker.errors import ConfigError
 from worker.offline.backtest import MALFORMED, PEOPLE, Backtest, backtest
 from worker.offline.backtest_report import backtest_report, limits
-from worker.offline.counted import expected
+from worker.offline.counted import Counted, expected
 from worker.offline.redecide import Terms
 from worker.offline.rules_diff import Side, version_of
 from worker.runtime.outputs import would_of
@@ -110,10 +110,23 @@ def run(lines: Sequence[bytes], new: Side, old: Side | None = None) -> Backtest:
     return backtest([lines], new, old)
 
 
+def same(one: Counted, other: Counted) -> bool:
+    """But for the last digits: chances are added up in another order (and from Python 3.12 on with more of them)."""
+
+    def rounded(value: object) -> object:
+        if isinstance(value, float):
+            return f"{value:.9g}"
+        if isinstance(value, dict):
+            return {name: rounded(inner) for name, inner in value.items()}
+        return [rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    return rounded(dataclasses.asdict(one)) == rounded(dataclasses.asdict(other))
+
+
 def test_a_log_under_the_rules_that_made_it_moves_nothing() -> None:
     by = side()
     found = run(log(by), by)
-    assert found.moved == 0 and found.redecided == 400 and found.recorded == found.replayed
+    assert found.moved == 0 and found.redecided == 400 and same(found.recorded, found.replayed)
     assert found.recorded.routed > 50 and found.recorded.people > 50
     assert not found.refused and not found.other_calibration
 
@@ -347,9 +360,9 @@ def test_a_log_of_shadow_or_assist_shows_what_auto_does(mode: str) -> None:
     kept = [held(careful, decided(careful, scores), i) for i, scores in enumerate(drawn(400))]
     there = run(log(live), live)
     stays, goes = run(kept, careful), run(kept, live, careful)
-    assert stays.moved == 0 and stays.recorded == stays.replayed and stays.recorded.routed == 0
+    assert stays.moved == 0 and same(stays.recorded, stays.replayed) and stays.recorded.routed == 0
     assert stays.recorded.reasons[f"{mode}_mode"] == there.recorded.routed > 50
-    assert goes.replayed == there.replayed and goes.moved == there.recorded.routed
+    assert same(goes.replayed, there.replayed) and goes.moved == there.recorded.routed
     for side_of in (stays.recorded, stays.replayed, goes.recorded):
         assert side_of.if_auto == there.recorded.automation
         assert math.isclose(side_of.if_auto_wrong.value, there.recorded.expected_wrong.value)
@@ -383,3 +396,8 @@ def test_a_ticket_read_in_part_is_held_by_its_cut_and_not_by_the_mode() -> None:
     assert run([whole], side(length={"when_cut": "decide"})).replayed.routed == 1
     stays = run([whole], side())
     assert stays.replayed.routed == 0 and stays.kept_second_look == {"truncated": 1}
+
+
+def test_a_file_that_is_no_decision_log_is_said_to_be_none() -> None:
+    with pytest.raises(ConfigError, match="none of the log's 2 lines is a decision.*not what `ticket-router export`"):
+        backtest([[b"Dear all,\n", b"see you on Monday.\n"]], side())

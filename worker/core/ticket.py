@@ -25,6 +25,8 @@ MAX_ID_CHARS = 256
 _KEY = re.compile(rb'"[ \t\n\r]*:')
 """Where a key may end, in JSON: that of every key, and now and then something inside a string."""
 _SHALLOW = 16
+MOST_LEVELS = 500
+"""Of objects and lists in each other. Our own, since how deep Python reads depends on its version and on who calls."""
 
 
 def _valid_pointer(value: str) -> str:
@@ -137,13 +139,13 @@ def decode_object(value: bytes | None, max_bytes: int) -> dict[str, Any]:
         raise InvalidTicket("too_large", f"{len(value)} bytes, and {max_bytes} are allowed")
     try:
         document = orjson.loads(value)  # strict: UTF-8, no NaN, no lone surrogates, no BOM, at most 1,024 levels
+        if value.count(b"{") + value.count(b"[") > MOST_LEVELS and _is_too_deep(document):
+            raise InvalidTicket("too_deep", f"nested more than {MOST_LEVELS} levels")
         # Last-one-wins would let a ticket show one text to the model and another to whoever reads it afterwards.
         if not _has_each_key_once(document, value):
             json.loads(value.decode(), object_pairs_hook=_no_duplicates)
     except _DuplicateKey as error:
         raise InvalidTicket("duplicate_key", "an object has the same key twice") from error
-    except RecursionError as error:
-        raise InvalidTicket("too_deep", "nested too deeply") from error
     except ValueError as error:
         _require_utf8(value)
         problem = str(error).split(":", 1)[0]  # the rest is a position; never echo the payload
@@ -190,6 +192,20 @@ def _has_each_key_once(document: object, value: bytes) -> bool:
             return keys == (len(_KEY.findall(value)) if apart else value.count(b'":'))
         level = below
     return False
+
+
+def _is_too_deep(document: object) -> bool:
+    level = [document]
+    for _ in range(MOST_LEVELS):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if type(each) is dict else each)  # type: ignore[attr-defined]
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _require_utf8(value: bytes) -> None:
