@@ -128,6 +128,7 @@ def test_a_topic_that_refuses_everything_is_a_line_now_and_then_that_says_how_ma
         refuse(1_002)
         at += REFUSALS_EVERY_S - 1.0
         journal.watched((), ())
+        journal.ends()
         journal.stopped(1_003)
     told = [(line["offset"], line["code"], line["count"]) for line in lines if line["event"] == "output.refused"]
     assert told == [

@@ -146,6 +146,10 @@ class Journal:
     def started(self, rule_set: str, calibration: str | None) -> None:
         self._log.info(Event.STARTED, **{Attribute.RULE_SET: rule_set, Attribute.CALIBRATION: calibration})
 
+    def starting(self, what: str) -> None:
+        """What a process does that is not up yet: the first that is heard of it, as a model may take minutes."""
+        self._log.info(Event.WAITING, **{Attribute.DETAIL: what})
+
     def waiting(self, what: str, *, for_partitions: bool = True) -> None:
         """`for_partitions`: whether this process will join a group once it has what it waits for."""
         # Until there is a worker to watch, alerts must see the engine down and not nothing.
@@ -172,15 +176,19 @@ class Journal:
     def uncalibrated(self, why: str) -> None:
         self._log.warning(Event.UNCALIBRATED, **{Attribute.DETAIL: why})
 
+    def ends(self) -> None:
+        """In whichever way: what was kept to be told later is told now."""
+        self._tell_refusals(all_of_them=True)
+
     def stopping(self) -> None:
         self._log.info(Event.STOPPING)
 
     def stopped(self, settled: int) -> None:
-        self._tell_refusals(all_of_them=True)
         self._log.info(Event.STOPPED, **{Attribute.COUNT: settled})
 
     def abandoned(self) -> None:
         """By a second signal: nothing was waited for."""
+        self.ends()
         self._log.warning(Event.ABANDONED)
 
     def decided(self, delivery: Delivery, ticket: Ticket | None, envelope: Envelope) -> None:

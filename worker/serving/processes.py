@@ -51,6 +51,7 @@ class _Process:
         self.engines = wiring.make_engines(settings)
         self._sent = wiring.make_sent(settings)
         self.journal = wiring.make_journal(settings, metrics)
+        self.journal.belongs_to(desk.rule_set)
         self.cache = wiring.make_cache(settings, secret, self.journal.cache_trouble)
         resource = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ticket-router")}
         self.export = start_export(
@@ -62,9 +63,12 @@ class _Process:
             followed_per_s=settings.trace_followed_per_s,
         )
 
-    async def questions(self) -> tuple[Question, Calibration | NoCalibration, tuple[wiring.Calibrated, ...]]:
-        """Opens the health port, waits for an engine, and says what it is asked under which calibrations."""
+    async def open_health_port(self) -> None:
         await self._health.start(self._settings.http_host, self._settings.http_port)
+
+    async def questions(self) -> tuple[Question, Calibration | NoCalibration, tuple[wiring.Calibrated, ...]]:
+        """Waits for an engine, and says what it is asked under which calibrations."""
+        self.starting(wiring.first_step(self._settings))
         question = await wiring.ask_until_available(self._desk.rule_set, self.engines, self.waiting, self._sent)
         calibration = await wiring.calibration_for(self._desk, question, self.engines, self.waiting)
         further = await wiring.further_for(self._desk, question, self.engines, self.waiting)
@@ -82,6 +86,7 @@ class _Process:
                 self.journal.uncalibrated(f"{question.rule_set.id}: {own.reason.sentence}")
 
     async def aclose(self) -> None:
+        self.journal.ends()
         self._log_sink.gather_no_more()
         await self._health.aclose()
         await self.cache.aclose()
@@ -91,6 +96,10 @@ class _Process:
 
     def _condition_now(self) -> Condition | None:
         return self.condition()
+
+    def starting(self, what: str) -> None:
+        self.journal.starting(what)
+        self._waiting_for = what
 
     def waiting(self, what: str) -> None:
         if what != self._waiting_for:
@@ -110,7 +119,9 @@ def run(work: Coroutine[None, None, None]) -> None:
 
 
 async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
-    """The worker as a process: health port first, then engine, then Kafka. Raises RouterError where it must end."""
+    """The worker as a process: health port first, then a look at the topics, then the engine, which may have a model to
+    load, then the stream. Raises RouterError where it must end.
+    """
     desk = Desk.load(folder).at_most(settings.mode)
     secret = wiring.cache_secret(settings)
     config = wiring.kafka_config(settings, desk.rule_set)
@@ -118,8 +129,10 @@ async def serve(settings: Settings, folder: Path, log_sink: LogSink) -> None:
     process = _Process(settings, desk, secret, log_sink, joins_a_group=True)
 
     async def work(announce: Callable[[Stoppable], None]) -> None:
-        question, calibration, further = await process.questions()
+        await process.open_health_port()
+        process.starting("looking for its topics on Kafka")
         await asyncio.to_thread(require_topics, config, desk.rule_set.output_topics)
+        question, calibration, further = await process.questions()
         async with Assembly(
             settings,
             question,
@@ -154,6 +167,7 @@ async def serve_http(settings: Settings, folder: Path, log_sink: LogSink) -> Non
     process = _Process(settings, desk, secret, log_sink, joins_a_group=False)
 
     async def work(announce: Callable[[Stoppable], None]) -> None:
+        await process.open_health_port()
         question, calibration, further = await process.questions()
         turns = await wiring.chat_turns(desk.rule_set, process.engines, process.waiting)
         async with DecideAssembly(
