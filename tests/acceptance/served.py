@@ -17,8 +17,8 @@ import yaml
 
 from tests.core.sets import artefact, category_set
 from tests.integration.desk import http as get
-from tests.integration.desk import wait_for
 from tests.servers.redis_server import free_port
+from tests.waiting import wait_for
 from worker.adapters.files import load_rule_set
 from worker.adapters.sglang import SGLangEngine
 from worker.runtime.question import prepare_question

@@ -26,8 +26,9 @@ import pytest
 
 from tests.acceptance.hostile import bodies
 from tests.acceptance.served import COMMAND, TOKEN, Reply, ServeProcess, write_rules
-from tests.integration.desk import StubProcess, wait_for
+from tests.integration.desk import StubProcess
 from tests.integration.desk import http as get
+from tests.waiting import wait_for
 from worker.adapters.files import load_artefact, load_rule_set
 from worker.core.envelope import envelope_json_schema
 from worker.core.policy import Calibration, decide

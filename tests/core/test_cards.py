@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import string
 from pathlib import Path
 
@@ -18,10 +19,20 @@ from tests.core.sets import artefact, certificate, rule_set, scores
 from worker.core.answer_events import parse_answer
 from worker.core.artefact import Artefact
 from worker.core.cards import SUGGESTIVE, Card, Duplicates, Known, blinded, card_json_schema, make_card
-from worker.core.certificates import MarginGate
+from worker.core.certificates import Certificate, MarginGate
 from worker.core.envelope import Envelope, Reason
-from worker.core.korean import REASONS_KO, in_korean
-from worker.core.policy import REASONS, Calibration, Decision, NoCalibration, decide, escalate_unscored, reason
+from worker.core.korean import REASONS_KO, WITHOUT_BOUND_KO, in_korean
+from worker.core.policy import (
+    BOUNDS,
+    REASONS,
+    WITHOUT_BOUND,
+    Calibration,
+    Decision,
+    NoCalibration,
+    decide,
+    escalate_unscored,
+    reason,
+)
 from worker.core.rules import RuleSet
 from worker.core.scores import LabelScores
 from worker.ports import Delivery, Partition
@@ -186,6 +197,9 @@ def test_every_reason_is_told_in_korean_with_the_same_things_filled_in() -> None
         assert REASONS_KO[code].endswith("."), code
         assert any("가" <= c <= "힣" for c in REASONS_KO[code]), code
     assert REASONS.keys() >= SUGGESTIVE
+    assert WITHOUT_BOUND_KO.keys() == WITHOUT_BOUND.keys() == BOUNDS.keys()
+    for code, template in WITHOUT_BOUND.items():
+        assert _places(WITHOUT_BOUND_KO[code]) == _places(template), code
 
 
 def test_what_we_fill_in_as_words_is_korean_too() -> None:
@@ -206,6 +220,24 @@ def test_what_we_fill_in_as_words_is_korean_too() -> None:
     assert in_korean(steered) == (
         "담당 부서가 아니라 배정 시스템에 하는 말일 수 있는 부분(2곳)을 빼면 'bug'(으)로 배정되었을 것입니다."
     )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        certificate("billing", threshold=math.inf, need=151, n=89),
+        certificate("billing", threshold=math.inf, need=151, n=89, to_label=280),
+        certificate("billing", threshold=math.inf, need=None, n=9, too_few=True),
+        certificate("billing", threshold=math.inf, need=None, n=400),
+        certificate("billing", threshold=math.inf, basis="excluded"),
+    ],
+    ids=lambda made: made.summary(),
+)
+def test_what_a_certificate_lacks_is_told_in_korean_with_its_numbers(made: Certificate) -> None:
+    (why,) = decide(SURE, rule_set(), Calibration(artefact(rule_set(), made))).reasons
+    told = in_korean(why)
+    assert why.code == "uncertified_category" and not re.search("[a-z]{3}", told.replace("billing", ""))
+    assert set(re.findall(r"\d+", why.sentence)) == set(re.findall(r"\d+", told))
 
 
 def test_a_reason_of_an_older_record_is_told_in_english() -> None:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tests.core.sets import PRINTS, artefact, certificate, rule_set, scores
 from worker.core.artefact import Artefact
+from worker.core.certificates import Certificate, MarginGate
+from worker.core.korean import in_korean
 from worker.core.policy import (
     REASONS,
     Calibration,
@@ -42,6 +44,30 @@ def test_a_score_above_the_certified_threshold_routes_to_the_categorys_topic() -
     assert "at most 10 % of such tickets are wrong, with 90 % confidence" in decision.reasons[0].sentence
     assert decision.top[0].category == "billing"
     assert math.isclose(decision.top[0].probability, 0.8 / 0.95)
+
+
+def test_where_a_whole_category_is_certified_no_infinite_threshold_is_told() -> None:
+    made = artefact(RULES, certificate("billing", threshold=-math.inf))
+    (why,) = decide(SURE, RULES, Calibration(made)).reasons
+    assert why.code == "certified" and why.sentence == (
+        "Every ticket predicted as 'billing' is certified, whatever its score (0.8421 here): at most 10 % of such "
+        "tickets are wrong, with 90 % confidence."
+    )
+    assert "threshold" not in why.values and why.values["score"] == "0.8421"
+    assert in_korean(why) == (
+        "'billing'(으)로 예측된 티켓은 점수와 관계없이(이 티켓: 0.8421) 모두 인증되었습니다. "
+        "90 % 신뢰도로 이런 티켓 중 틀리는 것은 10 % 이하입니다."
+    )
+    assert made.certificates[0].summary().endswith("whatever the score: every ticket predicted as it")
+
+
+def test_a_gate_that_no_margin_passes_tells_no_infinite_margin() -> None:
+    gate = MarginGate(measured=True, m_star=math.inf, n=600, m=0, k=0, phi=0.01, delta=0.05)
+    (why,) = decide(SURE, RULES, Calibration(artefact(RULES, margin_gate=gate))).reasons
+    assert why.code == "inside_flip_band" and "gate" not in why.values
+    for told in (why.sentence, in_korean(why), gate.summary()):
+        assert "inf" not in told
+    assert why.sentence.endswith("may change its mind at any distance when asked again.")
 
 
 def test_a_score_equal_to_the_threshold_escalates() -> None:
@@ -188,6 +214,12 @@ def test_an_artefact_survives_its_file_and_an_edit_is_noticed() -> None:
     made = artefact(RULES, certificate("billing", threshold=-math.inf), certificate("login", threshold=0.3))
     data = made.to_bytes()
     assert Artefact.from_bytes(data, "calibration.json") == made
+    short = certificate("billing", threshold=math.inf, need=151, n=89, m=0, k=0, to_label=280)
+    few = certificate("billing", threshold=math.inf, need=None, n=9, m=0, k=0, too_few=True)
+    for each in (short, few):
+        assert Certificate.from_dict(each.to_dict()) == each
+    # Or the digests of older files would not fit.
+    assert {"to_label", "too_few"}.isdisjoint(made.certificates[0].to_dict())
     with pytest.raises(ArtefactError, match="edited"):
         Artefact.from_bytes(data.replace(b'"lambda": 0.3', b'"lambda": 0.2'), "calibration.json")
     for broken in (b"", b"{", b"[]", b"{}", data.replace(b"calibration/1", b"calibration/9"), data[:-40]):

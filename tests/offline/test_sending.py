@@ -9,7 +9,7 @@ from tests.core.sets import category_set
 from worker.core.rules import Rules, RuleSet
 from worker.core.ticket import parse_ticket
 from worker.errors import ConfigError
-from worker.offline.sending import as_message
+from worker.offline.sending import as_message, as_ticket
 
 ROW = {"id": "h1", "text": "the printer jams", "label": "bug", "language": "en", "kind": "clear"}
 ZENDESK = {"id": "/detail/id", "text": "/detail/description", "channel": "/detail/via/channel"}
@@ -42,3 +42,13 @@ def test_a_row_without_an_id_has_its_place_and_one_without_text_is_left_out() ->
 def test_a_shape_without_a_place_is_refused(intake: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="leaves no place"):
         as_message(ROW, 1, rule_set(**intake), "in")
+
+
+@pytest.mark.parametrize("intake", [{}, {**ZENDESK, "metadata": "/detail"}, {"text": "/description", "metadata": ""}])
+def test_metadata_stands_where_the_worker_looks_for_it(intake: dict[str, str]) -> None:
+    rules = rule_set(**intake)
+    sent = as_ticket({"text": "the printer jams", "id": ""}, {"vip": True}, rules)
+    ticket = parse_ticket(sent, rules.rules.intake, 10_000)
+    assert (ticket.id, ticket.text, ticket.metadata["vip"]) == (None, "the printer jams", True)
+    with pytest.raises(ConfigError, match="leaves no place"):
+        as_ticket({"text": "x"}, {"description": "y", "text": "y"}, rule_set(metadata=""))

@@ -30,7 +30,7 @@ LICENCE_NOTICE = (
 )
 
 DEFAULT_MODEL_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-INSTALL = "pip install 'ticket-router[embedded]'"
+INSTALL = "pip install 'ticket-router[embedded]', or name a server by ROUTER_ENGINE and ROUTER_ENGINE_URL"
 
 BIASES = (8.0, 20.0, 60.0)
 """Nats added to each label. The first that shows a label gives the mass (at 60 it rounds to 1), the first that shows
@@ -119,6 +119,7 @@ class EmbeddedModel:
 
     def __init__(self, path: Path | None, sha256: str | None, threads: int, context_tokens: int) -> None:
         self._path = path
+        self._where = "the packaged model" if path is None else f"ROUTER_ENGINE_MODEL_PATH {path}"
         self._sha256 = DEFAULT_MODEL_SHA256 if path is None else sha256
         self._threads = threads
         self._context_tokens = context_tokens
@@ -145,11 +146,11 @@ class EmbeddedModel:
                 return
             xllamacpp = import_xllamacpp()
             path = packaged_model() if self._path is None else self._path
-            digest = file_sha256(path)
+            digest = file_sha256(path, self._where)
             if self._sha256 not in (None, digest):
                 raise ConfigError(
-                    f"{path.name} is not the expected model: its sha256 is {digest} instead of {self._sha256}; "
-                    "remove the file, it is put together again, or name the model's own sha256"
+                    f"{self._where}: {path.name} is not the expected model: its sha256 is {digest} instead of "
+                    f"{self._sha256}; remove the file, it is put together again, or name the model's own sha256"
                 )
             key = secrets.token_urlsafe(32)
             params = xllamacpp.CommonParams()
@@ -172,7 +173,7 @@ class EmbeddedModel:
             try:
                 server = xllamacpp.Server(params)
             except Exception as error:  # whatever C++ throws
-                raise ConfigError(f"llama.cpp cannot load {path.name}: is it a GGUF model?") from error
+                raise ConfigError(f"{self._where}: llama.cpp cannot load {path.name}: is it a GGUF model?") from error
             self._http = httpx.Client(
                 base_url=server.listening_address,
                 headers={"Authorization": f"Bearer {key}"},
@@ -184,7 +185,7 @@ class EmbeddedModel:
             try:
                 self._vocabulary = int(self._get("/v1/models")["data"][0]["meta"]["n_vocab"])
             except (KeyError, IndexError, TypeError, ValueError):
-                raise ConfigError(f"llama.cpp does not state the vocabulary of {path.name}") from None
+                raise ConfigError(f"{self._where}: llama.cpp does not state the vocabulary of {path.name}") from None
             version = importlib.metadata.version("xllamacpp")
             self.name = f"{path.name} sha256={digest[:16]} xllamacpp={version}"
 
@@ -328,9 +329,10 @@ def packaged_model() -> Path:
         raise ConfigError(f"the embedded model cannot be put together in the cache folder: {error}") from error
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, where: str) -> str:
+    """Raises ConfigError, which begins with `where`."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError(f"the model cannot be read: {error}") from error
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error

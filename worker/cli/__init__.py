@@ -6,7 +6,7 @@ import errno
 
 import typer
 
-from worker.cli import benchmarks, measuring, operating, rule_sets
+from worker.cli import benchmarks, deciding, measuring, operating, rule_sets
 from worker.cli.terminal import fail, open_standard_streams, write_nowhere
 from worker.errors import RouterError
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (operating, rule_sets, measuring, benchmarks):
+for commands in (operating, deciding, rule_sets, measuring, benchmarks):
     app.add_typer(commands.app)
 
 

@@ -70,6 +70,9 @@ Moment = Annotated[
 ]
 
 
-def engine_settings(engine: EngineName | None = None) -> Settings:
+def engine_settings(engine: EngineName | None = None, otherwise: EngineName | None = None) -> Settings:
+    """`otherwise` is the engine where neither `engine` nor the settings name one."""
     settings = load_settings()
+    if engine is None and not settings.model_fields_set & {"engine", "engine_url"}:
+        engine = otherwise
     return settings if engine is None else settings.model_copy(update={"engine": engine})

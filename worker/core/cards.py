@@ -162,7 +162,7 @@ def make_card(envelope: Envelope, rule_set: RuleSet, duplicates: Duplicates | No
         decided_at=envelope.decided_at,
         rule_set=envelope.rule_set,
         mode=envelope.mode,
-        suggestions=_suggestions(shown, rule_set),
+        suggestions=suggestions_of(shown, rule_set),
         reasons=tuple(Why(why.code, Told(why.sentence, in_korean(why))) for why in shown.reasons),
         nearest=None if shown.nearest is None else _what_would_have(shown.nearest, rule_set),
         duplicates=duplicates,
@@ -224,7 +224,8 @@ def nearest_in_english(nearest: Nearest, title: str) -> str:
     return f"{what} is {has}, and {needs}. Past that, {then} would go to '{title}'; the ticket has {nearest.score:.4g}."
 
 
-def _suggestions(envelope: Envelope, rule_set: RuleSet) -> tuple[Suggestion, ...]:
+def suggestions_of(envelope: Envelope, rule_set: RuleSet) -> tuple[Suggestion, ...]:
+    """The likeliest categories, at most `TOP`; none where nothing was scored and no rule named one."""
     if envelope.top:
         return tuple(_suggestion(each.category, each.probability, rule_set) for each in envelope.top[:TOP])
     if envelope.label_scores is not None:  # uncalibrated: the order is the model's, and nothing says how sure it is

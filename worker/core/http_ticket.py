@@ -1,4 +1,6 @@
-"""Tickets asked about over HTTP: alone knows their identity, and what a caller is told to do about a bad one."""
+"""Tickets that no topic holds, asked about over HTTP or at a terminal: alone knows their identity, and what a client is
+told to do about a bad one.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from worker.core.envelope import Nearest, Reason
+from worker.core.policy import lacks_bound
 
 REASONS_KO: Mapping[str, str] = {
     "certified": "점수 {score}이(가) 인증된 기준 {threshold}보다 높습니다. {confidence} 신뢰도로 {promise}.",
@@ -42,6 +43,13 @@ REASONS_KO: Mapping[str, str] = {
 }
 """Every reason code of `policy.REASONS`, with the same things to fill in."""
 
+WITHOUT_BOUND_KO: Mapping[str, str] = {
+    "certified": "'{category}'(으)로 예측된 티켓은 점수와 관계없이(이 티켓: {score}) 모두 인증되었습니다. "
+    "{confidence} 신뢰도로 {promise}.",
+    "inside_flip_band": "1순위와 2순위의 차이가 {margin}입니다. 차이가 얼마이든 다시 물으면 답이 바뀔 수 있습니다.",
+}
+"""As `policy.WITHOUT_BOUND`."""
+
 _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(english), korean)
     for english, korean in (
@@ -74,6 +82,14 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "추천만 함: 표본 {n}건으로는 기준을 세울 수 없음",
         ),
         (r"suggest only: n=(?P<n>\d+), need (?P<x>\d+)", "추천만 함: 표본 {n}건, 필요한 표본 {x}건"),
+        (
+            r"suggest only: n=(?P<n>\d+), need (?P<x>\d+): label about (?P<more>\d+) more tickets, as they come",
+            "추천만 함: 표본 {n}건, 필요한 표본 {x}건. 들어오는 순서대로 약 {more}건을 더 라벨링하세요",
+        ),
+        (
+            r"suggest only: n=(?P<n>\d+), too few to tell what it needs",
+            "추천만 함: 표본 {n}건은 무엇이 필요한지 알기에 너무 적음",
+        ),
         (r"run `ticket-router calibrate`", "`ticket-router calibrate`를 실행하세요"),
     )
 )
@@ -84,7 +100,8 @@ def in_korean(reason: Reason) -> str:
     """The sentence in Korean; in English where the record of it holds nothing to fill it in with."""
     values = {name: _phrase(value) for name, value in reason.values.items()}
     try:
-        return REASONS_KO[reason.code].format(**values)
+        sentences = WITHOUT_BOUND_KO if lacks_bound(reason.code, values) else REASONS_KO
+        return sentences[reason.code].format(**values)
     except KeyError:
         return reason.sentence
 

@@ -64,11 +64,28 @@ REASONS: Mapping[str, str] = {
 }
 """Every reason code, with the sentence people read. The list is closed."""
 
+BOUNDS: Mapping[str, str] = {"certified": "threshold", "inside_flip_band": "gate"}
+"""The value that a code's sentence compares with. An infinite one is none: no record of a decision has it then."""
+
+WITHOUT_BOUND: Mapping[str, str] = {
+    "certified": "Every ticket predicted as '{category}' is certified, whatever its score ({score} here): at most "
+    "{promise}, with {confidence} confidence.",
+    "inside_flip_band": "The first two are {margin} apart, and the engine may change its mind at any distance when "
+    "asked again.",
+}
+"""What is said in place of `REASONS` where there is no such bound."""
+
 
 def reason(code: str, **values: object) -> Reason:
     """The code with its sentence filled in. Raises KeyError on an unknown code or a missing value."""
     said = {name: str(value) for name, value in values.items()}
-    return Reason(code, REASONS[code].format(**said), said)
+    sentence = WITHOUT_BOUND[code] if lacks_bound(code, said) else REASONS[code]
+    return Reason(code, sentence.format(**said), said)
+
+
+def lacks_bound(code: str, said: Mapping[str, str]) -> bool:
+    """Whether the sentence is the one of `WITHOUT_BOUND`."""
+    return code in BOUNDS and BOUNDS[code] not in said
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +95,8 @@ class Bar:
     certificate: Certificate | Reason | None
     """The one in force, or why none that suffices is; None for `none`."""
     allowance: Allowance | None = None
-    threshold: str = ""
+    threshold: str | None = None
+    """None where any score passes."""
     promise: str = ""
     confidence: str = ""
 
@@ -286,7 +304,8 @@ def _gates(
         nearest = closed("stability", margin.low, gate.m_star if math.isfinite(gate.m_star) else None)
         if gate.passes(margin.high):
             return _not_returned(scores, "by how much the first label leads"), nearest
-        return reason("inside_flip_band", margin=f"{margin.high:.4g}", gate=f"{gate.m_star:.4g}"), nearest
+        bound = {"gate": f"{gate.m_star:.4g}"} if math.isfinite(gate.m_star) else {}
+        return reason("inside_flip_band", margin=f"{margin.high:.4g}", **bound), nearest
     if isinstance(certificate, Reason):
         return certificate, closed("certificate", None, None)
     threshold = bar.threshold
@@ -295,8 +314,8 @@ def _gates(
         if certificate.routes(score.high):
             return _not_returned(scores, f"whether the score is above the threshold {threshold}"), nearest
         return reason("below_threshold", score=f"{score.high:.4g}", threshold=threshold), nearest
-    said = {"threshold": threshold, "promise": bar.promise, "confidence": bar.confidence}
-    why = reason("certified", score=f"{score.low:.4g}", **said)
+    passed = {"threshold": threshold} if threshold is not None else {"category": category}
+    why = reason("certified", score=f"{score.low:.4g}", **passed, promise=bar.promise, confidence=bar.confidence)
     return why, Nearest(category, None, None, None, score.low, artefact.form, allowance)
 
 
@@ -310,7 +329,7 @@ def _bar(category: str, rule_set: RuleSet, artefact: Artefact) -> Bar:
     return Bar(
         certificate,
         _allowance(certificate),
-        threshold=f"{certificate.lambda_:.4g}",
+        threshold=f"{certificate.lambda_:.4g}" if math.isfinite(certificate.lambda_) else None,
         promise=_promise(certificate.alpha, per_ticket),
         confidence=_share(1 - certificate.delta),
     )
@@ -358,6 +377,12 @@ def _promise(alpha: float, per_ticket: bool) -> str:
     return (
         f"{_share(alpha)} of all tickets are misrouted" if per_ticket else f"{_share(alpha)} of such tickets are wrong"
     )
+
+
+def promised(allowance: Allowance) -> str:
+    """What a certificate states, as the reason of what it routes says it."""
+    promise = _promise(allowance.alpha, allowance.procedure == "misroutes_per_ticket")
+    return f"at most {promise}, with {_share(1 - allowance.delta)} confidence"
 
 
 def _share(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Sending: alone knows how a row of a file of tickets looks as the message that a rule set's intake reads."""
+"""Sending: alone knows how what is known of a ticket looks as the message that a rule set's intake reads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,28 @@ def as_message(row: Mapping[str, str], number: int, rule_set: RuleSet, topic: st
         return None
     ticket_id = (row.get("id") or "").strip() or f"row-{number}"
     values = {name: (row.get(name) or "").strip() for name in COLUMNS}
+    message = as_ticket({**values, "id": ticket_id, "text": text}, None, rule_set)
+    return Output(topic, ticket_id.encode(), message)
+
+
+def as_ticket(parts: Mapping[str, str], metadata: Mapping[str, object] | None, rule_set: RuleSet) -> bytes:
+    """What is known of a ticket, by the names of `intake`, as JSON in the shape that `intake` states; empty parts are
+    left out. Raises ConfigError where the shape has no place for one.
+    """
+    pointers = rule_set.rules.intake.pointers
     document: dict[str, Any] = {}
-    for name, value in ({**values, "id": ticket_id, "text": text}).items():
+    if metadata is not None:  # first, since it may be an object in which others have their places, or all of it
+        if pointers["metadata"].parts:
+            _put(document, pointers["metadata"].parts, dict(metadata), "metadata")
+        else:
+            document.update(metadata)
+    for name, value in parts.items():
         if value:
-            _put(document, rule_set.rules.intake.pointers[name].parts, value, name)
-    return Output(topic, ticket_id.encode(), orjson.dumps(document))
+            _put(document, pointers[name].parts, value, name)
+    return orjson.dumps(document)
 
 
-def _put(document: dict[str, Any], parts: list[str], value: str, name: str) -> None:
+def _put(document: dict[str, Any], parts: list[str], value: object, name: str) -> None:
     place = document
     for part in parts[:-1]:
         place = place.setdefault(part, {})

@@ -5,29 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import orjson
 from aiohttp import web
 
-from worker.core.http_ticket import WHAT_TO_DO, http_origin
+from worker.core.http_ticket import WHAT_TO_DO
 from worker.core.rules import RuleSet
 from worker.core.systemone import ALIAS, Distribution, SystemOneRequest, answer, parse_request, response
-from worker.core.ticket import parse_ticket
-from worker.errors import EngineError, InvalidQuestions, InvalidTicket, LabelError, Problem, RequestRefused, TooLong
-from worker.ports import Delivery, Partition
+from worker.errors import (
+    EngineError,
+    EngineUnavailable,
+    InvalidQuestions,
+    InvalidTicket,
+    LabelError,
+    Problem,
+    RequestRefused,
+    TooLong,
+)
+from worker.runtime.deciding import Decider, not_asked
 from worker.runtime.endpoints import EnginePool, degraded
 from worker.runtime.http import said_ready
 from worker.runtime.http_edge import OWN_NAME, RETRY_S, HttpEdge, Refusal, ServeLimits
 from worker.runtime.journal import Journal
 from worker.runtime.listener import Listener
 from worker.runtime.outputs import Outputs
-from worker.runtime.router import Routed, Router
+from worker.runtime.router import Router
 from worker.runtime.typed_questions import Crowded, Prepared, TypedQuestions
 
 RETRY_DOWN_S = 2
-LATER = frozenset({"engine_unavailable", "engine_timeout"})
-"""Reasons that say nothing of the ticket: there is no decision yet, and the same request may succeed."""
 SPARE_CONNECTIONS = 256
 """Beyond four for each request at once: clients keep connections open, and probes need some too."""
 
@@ -86,16 +92,14 @@ class DecideServer:
         now: Callable[[], datetime],
     ) -> None:
         """`model` is how the engine names what it runs; without a `token` everybody who can connect may ask."""
-        self._rule_set = rule_set
-        self._router = router
-        self._outputs = outputs
+        self._decider = Decider(
+            rule_set=rule_set, router=router, outputs=outputs, max_bytes=limits.max_body_bytes, clock=clock, now=now
+        )
         self._typed = typed
         self._pool = pool
         self._model = model
         self._limits = limits
         self._journal = journal
-        self._clock = clock
-        self._now = now
         self._since = now().date().isoformat()
         self._listening = False
         self._edge = HttpEdge(limits, token, journal)
@@ -161,23 +165,15 @@ class DecideServer:
         return web.Response(body=orjson.dumps({"models": models}), content_type="application/json")
 
     async def _decide(self, body: bytes) -> bytes:
-        started = self._clock()
         try:
-            rules = self._rule_set
-            ticket = parse_ticket(
-                body, rules.rules.intake, self._limits.max_body_bytes, rules.categories.prompt.canonicalise
-            )
+            decided = await self._decider.decide(body)
         except InvalidTicket as error:
             todo = WHAT_TO_DO[error.code]
             raise Refusal(400, error.code, error.detail, where="body", what_to_do=todo) from error
-        routed = await self._router.route(ticket)
-        self._or_later(routed)
-        origin = http_origin(ticket)
-        delivery = Delivery(Partition(origin.topic, origin.partition), origin.offset, 0, None, None, (), -1)
-        decided_at = self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        envelope = self._outputs.envelope(delivery, ticket, routed, decided_at, self._clock() - started)
-        self._journal.decided(delivery, ticket, envelope)
-        return envelope.to_bytes()
+        except EngineUnavailable as error:
+            raise _unavailable(str(error)) from error
+        self._journal.decided(decided.delivery, decided.ticket, decided.envelope)
+        return decided.envelope.to_bytes()
 
     async def _systemone(self, body: bytes) -> bytes:
         try:
@@ -222,7 +218,8 @@ class DecideServer:
         except RequestRefused as error:
             raise Refusal.of([Problem(place, f"the engine refuses it: {error}", "refused")]) from error
         routed = await prepared.ask(asked.text)
-        self._or_later(routed)
+        if (trouble := not_asked(routed)) is not None:
+            raise _unavailable(trouble)
         scores = routed.decision.scores
         if scores is None:
             why = routed.decision.reasons[0]
@@ -234,13 +231,6 @@ class DecideServer:
             message = f"the engine returned {len(scores.logprobs) - len(scores.unknown)} of {len(scores.logprobs)} "
             raise Refusal.of([Problem((*place, "criteria"), message + "labels: ask with fewer options", "too_long")])
         return Distribution.over(scores.logprobs, scores.mass), prepared
-
-    def _or_later(self, routed: Routed) -> None:
-        """No decision is made up where the engine could not be asked."""
-        if routed.decision.scores is None:
-            for why in routed.decision.reasons:
-                if why.code in LATER:
-                    raise _unavailable(why.sentence)
 
 
 def _unavailable(sentence: str) -> Refusal:

@@ -44,6 +44,8 @@ class Routed:
     cached: bool = False
     score_s: float | None = None
     """Waiting for the batch and the engine; None where it was not asked."""
+    read: str | None = None
+    """What was asked about, where that is not the whole text of the ticket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Router:
 
     async def ask(self, ticket: Ticket) -> Routed:
         """A ticket that no override decides. Never raises but for cancellation and bugs."""
+        whole = ticket.text
         if ticket.shortened is not None:  # overrides read the whole ticket, everything from here on what is scored
             ticket = replace(ticket, text=ticket.shortened, shortened=None)
         quota = self._safe.quota
@@ -143,7 +146,8 @@ class Router:
         score_s = self._clock() - started if asked_any else None
         if self._further:
             decision = raise_by_answers(decision, [answer for answer, _ in answers], self._rule_set)
-        return Routed(decision, cached=outcome.cached, score_s=score_s)
+        read = None if ticket.text == whole else ticket.text
+        return Routed(decision, cached=outcome.cached, score_s=score_s, read=read)
 
     async def _ask_everything(self, ticket: Ticket) -> tuple[Outcome, list[tuple[Answer, bool]]]:
         """The rule set's own question and the further ones at once: they share cache round trips and batches."""
