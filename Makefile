@@ -16,9 +16,9 @@ $(READY): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages into $(VENV) (once; 1 to 3 minutes)"
-	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/dev.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "installing the pinned packages into $(VENV): once, 1 to 3 minutes, and silent unless something goes wrong"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: $(READY) ## route 120 labelled tickets with an embedded model and broker, twice; no account, GPU or Docker

@@ -54,6 +54,8 @@ class Command:
     """It stands in a block of commands, to be typed as it is; else it is named in a sentence, perhaps in part."""
     before: tuple[str, ...] = ()
     """Variables that its block sets before it, as shell."""
+    section: str = ""
+    """The heading that it stands under, where it stands in a block."""
 
     def __str__(self) -> str:
         return f"{self.document}:{self.line}: {self.shell}"
@@ -74,13 +76,14 @@ def _blocks(document: Path) -> Iterator[Command]:
         first = text.count("\n", 0, block.start()) + 2
         if not _is_command(block[1]):
             continue
+        section = ["", *re.findall(r"^#+ (.+)$", text[: block.start()], re.MULTILINE)][-1]
         before: list[str] = []
         # A continued line stays one, and keeps the number of its first.
         for line in re.finditer(r"^(?:.*\\\n)*.*$", block[1], re.MULTILINE):
             shell = re.sub(r"\s+#.*$", "", line[0].replace("\\\n", "")).strip()
             if shell:
                 number = first + block[1].count("\n", 0, line.start())
-                yield Command(document.name, number, shell, True, tuple(before))
+                yield Command(document.name, number, shell, True, tuple(before), section)
             if shell.startswith("export "):
                 before.append(shell)
 

@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from tests.documents.commands import DOCUMENTS, OTHERS, ROOT, Command, commands, problem
-from tests.integration.desk import StubProcess, http, wait_for
+from tests.integration.desk import StubProcess, http
 from tests.servers.kafka import ApacheKafka
 from tests.servers.redis_server import free_port
+from tests.waiting import wait_for
 
 ALL = [command for document in DOCUMENTS for command in commands(document)]
 WHOLE = [command for command in ALL if command.whole]
@@ -38,6 +39,8 @@ NOT_RUN: Mapping[str, str] = {
 """What stands in a block and is not run here, and why."""
 ENDS_WITH: Mapping[str, int] = {r"ticket-router rules diff": 1}
 """Exit codes that are no failure: two versions differ."""
+LOCAL = re.compile(r"\.venv/bin/ticket-router local\b")
+"""It runs on while the other commands of its section are typed in a second terminal."""
 LASTING = re.compile(r"(?:\.venv/bin/)?(?:ticket-router|make) +(run|serve)\b")
 TICKETS = 400
 
@@ -120,6 +123,9 @@ class Sandbox:
             "ROUTER_HTTP_PORT": str(self.port),
             "ROUTER_SERVE_PORT": str(free_port()),
         }
+        self._local: subprocess.Popen[bytes] | None = None
+        self._local_section = ""
+        self._local_variables: dict[str, str] = {}
 
     def _tickets(self, name: str, first: int, rows: int = TICKETS) -> None:
         """Each names its desk, which the engine follows; every tenth names none."""
@@ -153,6 +159,9 @@ class Sandbox:
     def run(self, command: Command) -> None:
         if command.document == "what-if.md" and not (self.folder / "OLD").exists():
             self.two_versions()
+        if LOCAL.match(command.shell):
+            self._start_local(command)
+            return
         lasts = LASTING.match(command.shell) is not None
         shell = re.sub(r"^make ", "make -o .venv/.ready ", command.shell)  # nothing is to be installed here
         script = "\n".join(["set -euo pipefail", *command.before, f"exec {shell}" if lasts else shell])
@@ -160,11 +169,32 @@ class Sandbox:
             script = script.replace(shown, real)
         (self._lasting if lasts else self._ending)(command, script)
 
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.send_signal(signal.SIGINT)
+            assert self._local.wait(90) == 0
+
+    def _start_local(self, command: Command) -> None:
+        printed = self.folder / "local.out"
+        with printed.open("wb") as out:
+            self._local = subprocess.Popen(
+                ["bash", "-c", f"exec {command.shell}"], cwd=self.folder, env=self.environment, stdout=out
+            )
+        wait_for(lambda: "ROUTER_ENGINE=" in printed.read_text(), f"{command} to print its variables", 120)
+        lines = printed.read_text().splitlines()
+        said = dict(line.removeprefix("export ").split("=", 1) for line in lines)
+        del said["ROUTER_ENGINE"]  # the stub knows more tickets in less time
+        self._local_section, self._local_variables = command.section, said
+
+    def _environment_of(self, command: Command) -> dict[str, str]:
+        is_local = self._local is not None and command.section == self._local_section
+        return {**self.environment, **self._local_variables} if is_local else self.environment
+
     def _ending(self, command: Command, script: str) -> None:
         done = subprocess.run(
             ["bash", "-c", script],
             cwd=self.folder,
-            env=self.environment,
+            env=self._environment_of(command),
             capture_output=True,
             text=True,
             timeout=300,
@@ -179,7 +209,12 @@ class Sandbox:
         shell = ["bash", "-c", script]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                shell, cwd=self.folder, env=self.environment, stdout=out, stderr=out, start_new_session=True
+                shell,
+                cwd=self.folder,
+                env=self._environment_of(command),
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         try:
             wait_for(lambda: self._is_ready() or process.poll() is not None, f"{command} to get ready", 120)
@@ -212,7 +247,12 @@ def _worker(pid: int) -> int:
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory, apache_kafka: ApacheKafka, redis_url: str) -> Iterator[Sandbox]:
     with StubProcess(latency_s=0.0) as engine:
-        yield Sandbox(tmp_path_factory.mktemp("documents"), apache_kafka.bootstrap_servers, engine, redis_url)
+        folder = tmp_path_factory.mktemp("documents")
+        started = Sandbox(folder, apache_kafka.bootstrap_servers, engine, redis_url)
+        try:
+            yield started
+        finally:
+            started.close()
 
 
 def once(shown: Iterable[Command]) -> list[Command]:

@@ -22,6 +22,14 @@ DEFAULT_PARTITIONS = 4
 RETAINED_BYTES_PER_PARTITION = 5 * 1024 * 1024
 """The mock cluster silently drops what is older than this, read or not (librdkafka 2.16)."""
 
+CLIENT_SETTINGS: Mapping[str, str | int] = {
+    "delivery": "at_least_once",
+    "kafka_assignment_strategy": "range",
+    "kafka_session_timeout_ms": 6_000,
+}
+"""What a worker needs that works with the embedded broker, by the names of its settings: that has no transactions, and
+assigns nothing reliably with another strategy or a shorter session (librdkafka 2.16)."""
+
 _PRODUCER = 0
 _ERROR_TEXT_BYTES = 512
 

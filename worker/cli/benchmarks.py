@@ -11,7 +11,7 @@ import typer
 
 from worker.cli.arguments import Engine, LabelledFile, Part, Rules, makeable
 from worker.cli.extras import opened, studies
-from worker.cli.terminal import bar, bars, out
+from worker.cli.terminal import bar, bars, err, out, program
 from worker.console.benchmarks import (
     print_attacks,
     print_certifying_times,
@@ -21,7 +21,7 @@ from worker.console.benchmarks import (
     print_writing,
 )
 from worker.console.calibrations import print_calibration
-from worker.console.demo import print_demo, print_licence
+from worker.console.demo import print_demo, print_estimate, print_licence, print_next
 from worker.offline.spreadsheets import formula_note
 
 app = typer.Typer()
@@ -136,10 +136,11 @@ def demo(
     settings, study = opened()
     print_licence(out, study.licence_notice())
     with bars() as progress:
-        work = study.demo(settings, folder, tickets, lambda label: bar(progress, label))
+        work = study.demo(settings, folder, tickets, partial(bar, progress), partial(print_estimate, err))
         results, summary = asyncio.run(work)
     print_demo(out, results)
     out.print(f"report: {study.write_demo_report(summary, report)}", highlight=False)
+    print_next(out, program(), folder / "helpdesk")
 
 
 @app.command()

@@ -19,8 +19,11 @@ from worker.adapters.files import Labelled
 from worker.adapters.topic_log import TopicReader, TopicWriter
 from worker.core.artefact import Artefact
 from worker.core.cards import Card, make_card
-from worker.core.envelope import Envelope
+from worker.core.envelope import Envelope, Reason
+from worker.core.korean import in_korean
+from worker.core.normalise import canonical
 from worker.core.rules import RuleSet
+from worker.core.steering import flagger_for
 from worker.errors import StreamRetriable
 from worker.offline.demo_summary import DemoSummary, DeskSummary, ExampleDecision
 from worker.ports import Output
@@ -30,9 +33,32 @@ from worker.runtime.service import running
 CALIBRATION_PART = 85
 """Percent of the samples that calibrate; the others are routed by the demo. They never mix."""
 PATIENCE_S = 120.0
+ESTIMATE_AFTER = 5
+"""Tickets behind the first, which also pays for the prompt that all share."""
 
 Progress = Callable[[int, int], None]
 """(done, total)."""
+
+
+def with_estimate(
+    progress: Progress, tickets: int, clock: Callable[[], float], tell: Callable[[float], None]
+) -> Progress:
+    """Also tells once, when a few are through, how many seconds so many new tickets take at that pace."""
+    first: tuple[int, float] | None = None
+    told = False
+
+    def move(done: int, total: int) -> None:
+        nonlocal first, told
+        progress(done, total)
+        if told or not done:
+            return
+        if first is None:
+            first = (done, clock())
+        elif done - first[0] >= ESTIMATE_AFTER:
+            told = True
+            tell((clock() - first[1]) / (done - first[0]) * tickets)
+
+    return move
 
 
 def in_calibration_part(ticket_id: str) -> bool:
@@ -98,6 +124,14 @@ class DeskResult:
     @property
     def automation_rate(self) -> float:
         return len(self.routed) / max(1, len(self.first.envelopes))
+
+    @property
+    def never_cached(self) -> int:
+        """Tickets whose scores are not kept, however often they come: something in them may address the router."""
+        if self.rule_set.rules.steering.recheck_share == 0:
+            return 0
+        flagger = flagger_for(self.rule_set)
+        return sum(bool(flagger.find(canonical(ticket.text))) for ticket in self.tickets)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -202,6 +236,13 @@ def summarise(results: Sequence[DeskResult], *, created_at: str, hardware: str, 
     )
 
 
+def sentence_of(record: dict[str, Any], rule_set: RuleSet) -> str:
+    """Why it was decided so, in the language of the desk: Korean, else English."""
+    given = record["reasons"][0]
+    why = Reason(given["code"], given["sentence"], given["values"])
+    return in_korean(why) if rule_set.categories.language == "ko" else why.sentence
+
+
 def card_of(record: dict[str, Any], rule_set: RuleSet) -> Card | None:
     """As the worker made it, but for duplicates, which only the worker knows."""
     if record["action"] == "route":
@@ -238,7 +279,7 @@ def _desk_summary(result: DeskResult) -> DeskSummary:
                 category=e["category"],
                 probability=e["probability"],
                 reason=e["reasons"][0]["code"],
-                sentence=e["reasons"][0]["sentence"],
+                sentence=sentence_of(e, result.rule_set),
                 truth=labelled[e["ticket_id"]].label,
                 card=card_of(e, result.rule_set),
             )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from worker import wiring
-from worker.adapters.embedded import EmbeddedBroker, EmbeddedCache
+from worker.adapters.embedded import CLIENT_SETTINGS, EmbeddedBroker, EmbeddedCache
 from worker.adapters.files import SAMPLES_FILE, Labelled, load_labelled, write_atomically
 from worker.adapters.llama_cpp import LICENCE_NOTICE
 from worker.offline.calibration_run import CalibrateOptions, CalibrationRun
-from worker.offline.demo import DeskResult, Progress, in_calibration_part, run_desk, summarise
+from worker.offline.demo import DeskResult, Progress, in_calibration_part, run_desk, summarise, with_estimate
 from worker.offline.demo_summary import DemoSummary
 from worker.offline.trial import MAX_ROWS, Trial, labelled_csv, load_spec, prepare
 from worker.runtime.loop import Worker
@@ -24,8 +24,6 @@ from worker.telemetry import Metrics, NoTracing
 from worker.wiring import Assembly, Desk
 
 DEMO_SETS = ("helpdesk", "civil_complaints")
-DEMO_SESSION_MS = 6_000
-"""librdkafka's mock cluster assigns nothing with less (2.16)."""
 
 
 def licence_notice() -> str:
@@ -33,11 +31,12 @@ def licence_notice() -> str:
 
 
 async def demo(
-    settings: Settings, rule_sets: Path, count: int, start: Start
+    settings: Settings, rule_sets: Path, count: int, start: Start, expect: Callable[[float], None]
 ) -> tuple[tuple[DeskResult, ...], DemoSummary]:
-    """Both rule sets' demo parts through an embedded broker, cache and model, twice."""
+    """Both rule sets' demo parts through an embedded broker, cache and model, twice. `expect` is told after a few
+    tickets how many seconds all of them take."""
     began = time.monotonic()
-    results = []
+    results: list[DeskResult] = []
     with EmbeddedBroker() as broker, EmbeddedCache() as cache:
         local = _embedded(settings, broker.bootstrap_servers, cache.url)
         engines = wiring.make_engines(local)
@@ -47,7 +46,10 @@ async def demo(
                 _create_topics(broker, desk)
                 samples = load_labelled(desk.folder / SAMPLES_FILE, desk.rule_set.categories.ids)
                 tickets = [t for t in samples if not in_calibration_part(t.id)][:count]
-                results.append(await _route(local, desk, engines, tickets, passes=2, progress=start(name)))
+                bar = start(name)
+                if not results:
+                    bar = with_estimate(bar, len(DEMO_SETS) * len(tickets), time.monotonic, expect)
+                results.append(await _route(local, desk, engines, tickets, passes=2, progress=bar))
         finally:
             for _, engine in engines:
                 await engine.aclose()
@@ -92,9 +94,7 @@ def _embedded(settings: Settings, bootstrap_servers: str, redis_url: str | None)
         **settings.model_dump(exclude={"kafka_properties", "redis_url", "cache_secret", "engine_api_key"})
         | {
             "kafka_bootstrap_servers": bootstrap_servers,
-            "delivery": "at_least_once",
-            "kafka_assignment_strategy": "range",
-            "kafka_session_timeout_ms": DEMO_SESSION_MS,
+            **CLIENT_SETTINGS,
             "redis_url": redis_url,
             "cache_secret": secrets.token_hex(32),
             "engine": "llama_cpp",

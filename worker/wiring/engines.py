@@ -74,6 +74,13 @@ async def make_writer(settings: Settings, engine: ScoringEngine) -> WritingClien
     )
 
 
+def first_step(settings: Settings) -> str:
+    """What a process does until its engines can be asked, for its log."""
+    if settings.engine == "llama_cpp":
+        return "loading the model of the embedded engine, which takes minutes on a busy machine"
+    return "asking the engine which model it runs"
+
+
 def batch_items(settings: Settings) -> int:
     """How many tickets one call of the engine carries: engines that take them one by one gain nothing from more."""
     return 1 if settings.engine in ("llama_cpp", "systemone") else settings.batch_items
