@@ -29,6 +29,10 @@ TIMEOUT_S: Final = 2.0
 UNREACHABLE: Final = 1
 """Exit code of `--once` where a worker does not answer."""
 READINESS_CHARACTERS: Final = 160
+NO_WORKER: Final = (
+    "No worker answers. `ticket-router run --rules FOLDER` starts one; of one that runs, name the health port "
+    f"(ROUTER_HTTP_PORT) by --url, such as --url {LOCAL}"
+)
 
 Urls = Annotated[
     list[str], typer.Option("--url", help="Health port of a worker; repeat it for several.", show_default=True)
@@ -115,6 +119,8 @@ async def _look(worker: WorkerPages, clock: Callable[[], float]) -> _Looked:
 
 def render(found: Screen) -> RenderableType:
     """Everything on one screen, the most urgent first."""
+    if not any(worker.reachable for worker in found.workers):
+        return Group(_states(found.workers), Text(NO_WORKER))
     return Group(
         _headline(found),
         _workers(found.workers),
@@ -201,8 +207,7 @@ def _flows(title: str, flows: Sequence[Flow]) -> Table:
 
 def _engine(found: Screen) -> Table:
     table = _table("engine and cache", "", "")
-    hits = "-" if found.cache_hits is None else f"{found.cache_hits:.1%}"
-    table.add_row("cache hits", hits, "")
+    table.add_row("cache hits, since start", _percent(found.cache_hits), _percent(found.cache_hits_since_start))
     table.add_row("engine request p50, p95", *_latency(found.engine))
     table.add_row("ticket p50, p95", *_latency(found.tickets))
     for flow in found.engine_requests:
@@ -224,6 +229,10 @@ def _side_by_side(left: Table, right: Table) -> Table:
     table = Table.grid(padding=(0, 4))
     table.add_row(left, right)
     return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _rate(per_s: float | None) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import jsonschema
@@ -13,8 +14,11 @@ import orjson
 import pytest
 import yaml
 
-from tests.integration.desk import LABELS, Desk, StubProcess, wait_for
+from tests.acceptance.served import write_rules
+from tests.integration.desk import LABELS, Desk, StubProcess
 from tests.servers.kafka import ApacheKafka
+from tests.servers.redis_server import free_port
+from tests.waiting import wait_for
 from worker.adapters.files import load_labelled
 from worker.adapters.kafka import KafkaConfig
 from worker.adapters.kafka_topics import create_topics
@@ -49,8 +53,10 @@ def test_make_alone_lists_every_target_of_the_readme() -> None:
 def test_the_demo_routes_both_rule_sets_and_the_second_pass_comes_from_the_cache(tmp_path: Path) -> None:
     done = run("demo", "--tickets", "8", "--report", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    for said in ("helpdesk", "civil_complaints", "Gemma", "automation rate", "error among the routed", "ten decisions"):
+    for said in ("helpdesk", "civil_complaints", "Gemma", "automation rate", "error among the routed", " decisions"):
         assert said in done.stdout, done.stdout
+    assert "ARGS=" in done.stderr  # how long it takes, and the shorter way
+    assert [line.split()[2] for line in done.stdout.splitlines() if line.startswith("next: ")] == ["decide", "local"]
     assert done.stdout.count("0 of 8, 8 of 8") == 2  # cache hits of the first and of the second pass
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "civil_complaints" in page
@@ -124,7 +130,7 @@ def test_a_shadow_worker_routes_nothing_and_peoples_answers_to_its_cards_become_
     for record in people:
         card, ticket = orjson.loads(dict(record.headers)[CARD_HEADER] or b""), orjson.loads(record.value or b"")
         assert (card["suggestions"], card["mode"], card["answer"]["topic"]) == ([], "shadow", answers)
-        found = {"answered_at": "2026-03-02T09:00:00Z", "category": ticket["text"].rsplit(" ", 1)[1]}
+        found = {"answered_at": datetime.now(UTC).isoformat(), "category": ticket["text"].rsplit(" ", 1)[1]}
         writer.write(Output(answers, None, orjson.dumps({**card["answer"]["event"], **found})))
     writer.flush(60)
     files = {name: str(export(name)) for name in ("decisions", "tickets", "answers")}
@@ -181,3 +187,30 @@ def test_a_rule_set_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert "no such rule set folder" in done.stderr
     misspelt = run("check", "--rules", "routing_rules/helpdesc")
     assert "did you mean routing_rules/helpdesk?" in " ".join(misspelt.stdout.split())
+
+
+def test_a_worker_says_at_once_what_it_waits_for_and_asks_kafka_before_the_engine(tmp_path: Path) -> None:
+    """Neither answers here: before an engine is waited for without end, the worker ends over its topics."""
+    write_rules(tmp_path, "", calibrated=False)
+    kafka, engine = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+    done = run(
+        "run", "--rules", str(tmp_path), ROUTER_KAFKA_BOOTSTRAP_SERVERS=kafka, ROUTER_ENGINE_URL=engine,
+        ROUTER_HTTP_PORT="0", ROUTER_CACHE_SECRET="for-the-tests-only-and-long-enough", ROUTER_LOG_FORMAT="json",
+    )  # fmt: skip
+    assert done.returncode == 2 and kafka in done.stderr, done.stderr
+    first = orjson.loads(done.stdout.splitlines()[0])
+    assert "worker.waiting" in str(first) and "looking for its topics on Kafka" in str(first)
+    assert "engine" not in done.stdout
+
+
+def test_a_server_says_at_once_which_model_it_loads(tmp_path: Path) -> None:
+    write_rules(tmp_path, "", calibrated=False)
+    model = tmp_path / "broken.gguf"
+    model.write_bytes(b"no model")
+    done = run(
+        "serve", "--rules", str(tmp_path), ROUTER_ENGINE="llama_cpp", ROUTER_ENGINE_MODEL_PATH=str(model),
+        ROUTER_HTTP_PORT="0", ROUTER_SERVE_PORT="0", ROUTER_CACHE_SECRET="for-the-tests-only-and-long-enough",
+        ROUTER_LOG_FORMAT="json",
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "loading the model of the embedded engine" in done.stdout.splitlines()[0]

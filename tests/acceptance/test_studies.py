@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,10 +16,12 @@ import orjson
 import pytest
 import yaml
 
+from tests.acceptance.served import COMMAND
 from tests.acceptance.test_commands import run
 from tests.core.sets import category_set
 from tests.integration.desk import LABELS, StubProcess
 from tests.offline.populations import name_of
+from tests.waiting import wait_for
 
 PROBES = 1
 """Items that are no tickets: at its start a command asks the engine what it can do."""
@@ -319,3 +323,42 @@ def test_the_schema_of_decisions_is_a_schema() -> None:
     schema = orjson.loads(done.stdout)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert {"decision_id", "action", "reasons"} <= set(schema["properties"])
+
+
+def interrupted(desk: Desk, command: str, labelled: Path, journal: Path | None) -> subprocess.CompletedProcess[str]:
+    """Ctrl-C as soon as the engine has scored some of the tickets."""
+    before, places = desk.items(), ["--scores", str(journal)] if journal else []
+    process = subprocess.Popen(
+        [COMMAND, command, "--rules", desk.rules, "--report", desk.report, "--labelled", labelled, *places],
+        env={**os.environ, "ROUTER_ENGINE": "sglang", "ROUTER_ENGINE_URL": desk.stub.url},
+        cwd=desk.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    started = (
+        (lambda: bool(journal and journal.exists() and journal.stat().st_size))
+        if journal
+        else (lambda: desk.items() > before + 100)
+    )
+    wait_for(started, "the first score", 120)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+def test_ctrl_c_says_how_far_it_came_and_what_the_same_command_does_next(desk: Desk) -> None:
+    tickets = desk.file("many", [(f"invoice {name_of(i)}", LABELS[0]) for i in range(3000)])
+    desk.stub.tell(latency_s=0.2)
+    try:
+        done = interrupted(desk, "calibrate", tickets, desk.journal)
+        assert done.returncode == 130
+        reached = re.search(
+            r"stopped at: labelled tickets (\d+) of 3000\. Scores until here are kept in (\S+):", done.stderr
+        )
+        assert reached is not None and reached[2] == str(desk.journal)
+        assert done.stderr.rstrip().endswith("the same command goes on from there")
+        assert int(reached[1]) <= len(desk.journal.read_bytes().splitlines()) < 3000
+        done = interrupted(desk, "selftest", tickets, None)
+        assert done.returncode == 130
+        assert re.search(r"stopped .*Nothing of it is kept: the same command begins anew", done.stderr)
+    finally:
+        desk.stub.tell(latency_s=0.0)
+    assert not desk.artefact.exists()

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from worker.adapters.files import load_artefact, load_labelled, load_rule_set, write_atomically
+from worker.adapters.yaml_strict import load_model
+from worker.core.categories import PATTERNS_IN_WORDS, CategorySet
+from worker.core.questions import Questions
+from worker.core.rules import Rules
 from worker.errors import ArtefactError, ConfigError, RuleSetError
 
 CATEGORIES = """\
@@ -276,3 +280,86 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomically(path, "not bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            "text,label\n프린터가 고장났어요,bug\n".encode("cp949"),
+            "it looks like CP949, .*`iconv -f CP949 -t UTF-8 t.csv",
+        ),
+        (
+            "text\tlabel\nhi\tbug\n".encode("utf-16"),
+            "it looks like UTF-16, .*Excel by Save as > CSV UTF-8, or by `iconv",
+        ),
+        (b"PK\x03\x04\x14\x00\x06\x00\xff\xfe", "it is an Excel workbook"),
+        ("text,label\nM\xfcll,bug\n".encode("latin-1"), "not UTF-8: save it as UTF-8, in Excel by"),
+        (b"id;text;label\n1;hi;bug\n", "'id;text;label' is one column, as semicolons stand in it in place of commas"),
+        (b"Message;Category\nhi;bug\n", "as semicolons stand in it"),
+        (b"text\tlabel\nhi\tbug\n", "as tabs stand in it"),
+        (
+            b"Message,Category\nhi,bug\n",
+            r"the columns are Message, Category; name them text \(the ticket\) and, .* label",
+        ),
+        (
+            b"text,category\nhi,bug\n",
+            r"no column label; the columns are text, category; name them .* label \(its category",
+        ),
+        (b"My printer is broken since Monday.\nI cannot log in\n", "so it looks like plain text"),
+        (b"Hello, my printer is broken since Monday.\nI cannot log in\n", "so it looks like plain text"),
+        (b"", "the file is empty"),
+    ],
+)
+def test_a_file_in_another_form_is_told_what_it_is_and_how_to_save_it(tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=said) as refused:
+        load_labelled(path, ["bug"])
+    assert "codec" not in str(refused.value)
+
+
+RULES_HEAD = "version: 1\nalpha: 0.1\ndelta: 0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (
+            "version: 1\nalpha: 10\ndelta: 5%\n",
+            2,
+            "alpha: Input should be less than or equal to 0.5: 10 % is written 0.10",
+        ),
+        ("version: 1\nalpha: 0.1\ndelta: 5%\n", 3, "delta: Input should be a valid number: 5 % is written 0.05"),
+        ("version: 1\nalpha: 0.1\ndelta: 700\n", 3, r"delta: Input should be less than or equal to 0.5$"),
+        (RULES_HEAD + "overrides:\n  - a: 1\n - b: 1\n", 6, "indented in another way than those it belongs to"),
+        (RULES_HEAD + "topics:\n  human: a: b\n", 5, "a ': ' too many"),
+        (RULES_HEAD + "topics:\n  human: 'it's'\n", 5, "a quotation mark ends the text too early"),
+        (RULES_HEAD + "topics:\n  human: *x\n", 5, r"put a text that begins with \* or & in quotation marks"),
+        (RULES_HEAD + "topics:\n  human: @x\n", 5, "must not begin with this character: put it in quotation marks"),
+        (
+            RULES_HEAD + "categories:\n  Papers Office:\n    alpha: 0.1\n",
+            5,
+            "'Papers Office' cannot stand .* papers_office",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_what_to_write(tmp_path: Path, text: str, line: int, said: str) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(text)
+    with pytest.raises(RuleSetError, match=said) as refused:
+        load_model(path, Rules)
+    assert f"{path}:{line}: " in str(refused.value)
+    assert "<block" not in str(refused.value) and "pattern" not in str(refused.value)
+
+
+def test_every_pattern_of_a_rule_set_is_told_in_words() -> None:
+    def patterns(schema: object) -> set[str]:
+        if isinstance(schema, dict):
+            own = {schema["pattern"]} if isinstance(schema.get("pattern"), str) else set()
+            keys = set(schema.get("patternProperties", ()))
+            return own.union(keys, *map(patterns, schema.values()))
+        return set().union(*map(patterns, schema)) if isinstance(schema, list) else set()
+
+    found = set().union(*(patterns(model.model_json_schema()) for model in (CategorySet, Rules, Questions)))
+    assert len(found) >= 4 and found == PATTERNS_IN_WORDS.keys()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import KafkaError
 
 from tests.servers.faulty_broker import FaultyBroker, produce_raw
+from tests.servers.redis_server import free_port
 from worker.adapters.kafka_records import UNREADABLE_HEADERS
 from worker.adapters.topic_log import TopicReader, TopicWriter
 from worker.errors import ConfigError
@@ -43,5 +45,28 @@ def test_a_record_that_the_client_refuses_is_named_and_the_others_are_written(em
     reader = TopicReader(embedded_broker.bootstrap_servers)
     try:
         assert [record.value for record in reader.records(["log"])] == [b"before", b"after"]
+    finally:
+        reader.close()
+
+
+def test_where_no_broker_answers_the_address_and_what_to_check_are_told() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    reader = TopicReader(address)
+    try:
+        with pytest.raises(ConfigError) as refused:
+            reader.begins(["log"])
+    finally:
+        reader.close()
+    said = str(refused.value)
+    assert f"topic 'log' on {address} cannot be read: " in said
+    assert "Check the bootstrap servers, that the brokers run, and security.protocol" in said
+    assert said.endswith("hangs up on a client that brings neither")
+
+
+def test_a_topic_that_is_not_there_is_told_with_the_command_that_makes_it(embedded_broker: FaultyBroker) -> None:
+    metadata = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    reader = TopicReader(embedded_broker.bootstrap_servers)
+    try:
+        assert reader._unreadable("log", metadata).endswith("`ticket-router topics --create` makes it")
     finally:
         reader.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import orjson
+from rich.console import Console
 
 from tests.core.sets import rule_set
 from worker.adapters.topic_log import Record
+from worker.console.operating import print_replay
 from worker.core.envelope import (
     ATTEMPT,
     DECISION_HEADER,
@@ -118,3 +121,17 @@ def test_what_cannot_be_written_is_not_said_to_be_sent() -> None:
     both = planned([dead_letter(), dead_letter("no_text", origin=Origin(RULES.input_topic, 0, 1))])
     found = both.without({both.resends[0]: "too large"})
     assert (found.reasons, found.left) == ({"no_text": 1}, {"too large": 1})
+
+
+def _told(replay: Replay) -> str:
+    out = io.StringIO()
+    print_replay(Console(file=out, width=200), replay, dry_run=False)
+    return out.getvalue()
+
+
+def test_bytes_that_could_not_be_read_are_said_to_be_the_same_when_sent_again() -> None:
+    other = dead_letter("undeliverable", origin=Origin(RULES.input_topic, 1, 8))
+    told = _told(planned([dead_letter("invalid_json"), other]))
+    assert "sent 2 tickets" in told
+    assert "1 of them could not be read, and nothing changed in their bytes" in told and "`intake`" in told
+    assert "nothing changed" not in _told(planned([dead_letter("undeliverable")]))

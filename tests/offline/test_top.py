@@ -148,6 +148,21 @@ class TestScreen:
         hits.update(memory=1_003.0, misses=1.0)
         assert screen([before], [_look(metrics, 2.0)]).cache_hits == 0.75
 
+    def test_cache_hits_of_before_the_first_look_are_shown_as_since_start(self) -> None:
+        metrics = _worker()
+        metrics.watch(CACHE_LOOKUPS, lambda: 3, "memory_hits")
+        metrics.watch(CACHE_LOOKUPS, lambda: 1, "misses")
+        found = screen([_look(metrics, 1.0)], [_look(metrics, 2.0)])
+        assert (found.cache_hits, found.cache_hits_since_start) == (None, 0.75)
+        (row,) = (line for line in _plain(found).splitlines() if "cache hits" in line)
+        assert row.split()[-2:] == ["-", "75.0%"]
+
+    def test_where_no_worker_answers_no_table_stands_but_how_to_start_one(self) -> None:
+        away = Look("http://127.0.0.1:8080", "unreachable: refused")
+        told = _plain(screen([away], [away]))
+        assert "unreachable: refused" in told and "`ticket-router run --rules FOLDER` starts one" in told
+        assert "ROUTER_HTTP_PORT" in told and "since start" not in told
+
     @pytest.mark.parametrize(
         ("counts", "share", "expected"),
         [

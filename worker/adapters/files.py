@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 import tempfile
@@ -32,6 +33,18 @@ CALIBRATION_FILE = "calibration.json"
 SAMPLES_FILE = "samples/tickets.csv"
 SHOWN = 20
 """Problems of a file that an error lists."""
+LONGEST_SHOWN = 80
+"""Characters of a file's first line that an error shows."""
+LONGEST_NAME = 3
+"""Words of a column's name: what has more is a sentence."""
+LOOKED_AT = 1024 * 1024
+"""Bytes of a file by which its encoding is guessed."""
+WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""What .xlsx and .xls begin with."""
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+"""What stands in place of commas in files that are called CSV, too."""
+ENCODINGS = {"UTF-16": "UTF-16, as Excel's 'Unicode Text' is", "CP949": "CP949, as Korean Windows writes it"}
+"""What files that are no UTF-8 are tried as, in this order."""
 
 
 def load_rule_set(folder: Path) -> RuleSet:
@@ -140,9 +153,8 @@ def load_labelled(path: Path, categories: Collection[str], question: str | None 
     lines = list(rows(path, ("text",), problems))
     column = question if question is not None and any(question in row for _, row in lines) else "label"
     if lines and not any(column in row for _, row in lines):
-        columns = ", ".join(lines[0][1]) or "none"
         missing = column if question is None else f"'{question}' with its answers, and no column label to read instead"
-        raise ConfigError(f"{path}: no column {missing}; the columns are {columns}")
+        raise ConfigError(f"{path}: no column {missing}; {_columns_in_words(tuple(lines[0][1]), ('text', column))}")
     of_set = question is not None and column == "label"
     for line, row in lines:
         text, label = (row.get("text") or "").strip(), (row.get(column) or "").strip()
@@ -227,13 +239,60 @@ def records(
             reader = csv.DictReader(file, strict=True)
             missing = set(columns) - set(reader.fieldnames or ())
             if missing:
-                raise ConfigError(
-                    f"{path}: no column {' and no column '.join(sorted(missing))}; "
-                    f"the columns are {', '.join(reader.fieldnames or ('none',))}"
-                )
+                lacks = " and no column ".join(sorted(missing))
+                raise ConfigError(f"{path}: no column {lacks}; {_columns_in_words(reader.fieldnames or (), columns)}")
             for row in reader:
                 yield reader.line_num, row
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {_encoding_in_words(path)}") from error
+    except csv.Error as error:
         raise ConfigError(f"{path}: not a UTF-8 CSV or JSONL file: {error}") from error
+
+
+def _columns_in_words(columns: Sequence[str], wanted: Sequence[str]) -> str:
+    """What stands in the first line, and what to make of it."""
+    names = " and ".join(dict.fromkeys(wanted))
+    if "text" in wanted:
+        names = "text (the ticket) and, where they are labelled, label (its category)"
+    if not columns:
+        return "the columns are none: the file is empty"
+    for separator, title in SEPARATORS.items():
+        if len(columns) == 1 and separator in columns[0] and _are_names(columns[0].split(separator)):
+            return (
+                f"'{_shortened(columns[0])}' is one column, as {title} stand in it in place of commas: save it with "
+                "commas (Excel: Save as > CSV UTF-8), and check that texts which hold a comma stand in quotation marks"
+            )
+    if (len(columns) > 1 or columns[0] in wanted) and _are_names(columns):
+        return f"the columns are {_shortened(', '.join(columns))}; name them {names}"
+    return (
+        f"its first line is '{_shortened(', '.join(columns))}', so it looks like plain text or has no line of names: "
+        f"begin a CSV with a line of column names, {names}"
+    )
+
+
+def _are_names(columns: Sequence[str]) -> bool:
+    return all(len(column.split()) <= LONGEST_NAME for column in columns)
+
+
+def _encoding_in_words(path: Path) -> str:
+    """What the bytes probably are, and how to make UTF-8 of them."""
+    with path.open("rb") as file:
+        data = file.read(LOOKED_AT)
+    if data.startswith(WORKBOOKS):
+        return "it is an Excel workbook. Save it by Save as > CSV UTF-8"
+    for encoding, title in ENCODINGS.items():
+        if encoding == "UTF-16" and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            continue
+        try:
+            codecs.getincrementaldecoder(encoding)().decode(data)
+        except UnicodeDecodeError:
+            continue
+        made = f"`iconv -f {encoding} -t UTF-8 {path.name} > utf8-{path.name}`"
+        return f"it looks like {title}. Save it as UTF-8: in Excel by Save as > CSV UTF-8, or by {made}"
+    return "save it as UTF-8, in Excel by Save as > CSV UTF-8"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."

@@ -17,7 +17,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from worker.adapters.kafka_client import advice_for, error_of
 from worker.adapters.kafka_records import headers_of, offset_of, partition_at, partition_of, timestamp_of
+from worker.adapters.kafka_topics import most_telling
 from worker.core.envelope import Headers
 from worker.errors import ConfigError, StreamRetriable
 from worker.ports import Output, Partition
@@ -57,6 +59,7 @@ class TopicWriter:
     """Writes records, in order, and answers for their delivery."""
 
     def __init__(self, bootstrap_servers: str, properties: ClientProperties | None = None) -> None:
+        self._bootstrap_servers = bootstrap_servers
         self._failures: list[str] = []
         self._producer = Producer(
             {
@@ -97,7 +100,7 @@ class TopicWriter:
         if left or self._failures:
             failures, self._failures = self._failures, []
             what = failures[0] if failures else f"{left} records not acknowledged after {timeout_s:g} s"
-            raise StreamRetriable(f"writing to the topic failed: {what}")
+            raise StreamRetriable(f"writing to the topic on {self._bootstrap_servers} failed: {what}")
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -111,6 +114,8 @@ class TopicReader:
         self, bootstrap_servers: str, properties: ClientProperties | None = None, group_id: str = READER_GROUP
     ) -> None:
         """`group_id` names the group whose offsets `committed` tells; it is never joined."""
+        self._bootstrap_servers, self._properties = bootstrap_servers, properties or {}
+        self._reasons: list[KafkaError] = []
         self._consumer = Consumer(
             {
                 **(properties or {}),
@@ -122,6 +127,7 @@ class TopicReader:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "queued.max.messages.kbytes": 16384,
+                "error_cb": self._reasons.append,
                 "logger": _SILENT,
             }
         )
@@ -188,11 +194,18 @@ class TopicReader:
     def _partitions(self, topic: str) -> list[TopicPartition]:
         try:
             metadata = self._consumer.list_topics(topic, timeout=10).topics[topic]
-        except KafkaException as error:
-            raise ConfigError(f"topic '{topic}' cannot be read: {error.args[0].str()}") from error
+        except KafkaException as problem:
+            self._consumer.poll(0)  # fills the reasons
+            error = most_telling([error_of(problem), *self._reasons])
+            raise ConfigError(self._unreadable(topic, error)) from problem
         if metadata.error is not None:
-            raise ConfigError(f"topic '{topic}' cannot be read: {metadata.error.str()}")
+            raise ConfigError(self._unreadable(topic, metadata.error))
         return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in metadata.partitions]
+
+    def _unreadable(self, topic: str, error: KafkaError) -> str:
+        absent = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+        what = "`ticket-router topics --create` makes it" if absent else advice_for(self._properties, error)
+        return f"topic '{topic}' on {self._bootstrap_servers} cannot be read: {error.str()}. {what}"
 
     def _read(
         self,

@@ -17,6 +17,7 @@ import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from worker.core.categories import PATTERNS_IN_WORDS
 from worker.core.misplaced import Misplaced, Place, one_spelling
 from worker.errors import RuleSetError
 
@@ -25,6 +26,50 @@ MAX_DEPTH = 32
 SHOWN = 20
 """Problems of a file that an error lists."""
 TAB = "\t"
+OF_KEY = "[key]"
+"""What pydantic 2 ends a place with where the key is wrong and not its value."""
+LONGEST_SHOWN = 80
+"""Characters of a wrong value that an error shows."""
+PER_CENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
+STARS = "put a text that begins with * or & in quotation marks"
+PYYAML_IN_WORDS: Sequence[tuple[re.Pattern[str], str]] = tuple(
+    (re.compile(own), words)
+    for own, words in (
+        (
+            "but found '<scalar>'",
+            "a quotation mark ends the text too early: write it twice inside of ' ', or put the text in the other kind",
+        ),
+        (
+            "sequence entries are not allowed",
+            "a list's '- ' stands where no list line can begin: begin a new line with it",
+        ),
+        (
+            "expected <block end>|but found '<block end>'|expected <block sequence",
+            "this line is indented in another way than those it belongs to: begin it in the same column as its "
+            "neighbours, with spaces, a list's lines with '- '",
+        ),
+        (
+            "mapping values are not allowed",
+            "there is a ': ' too many, the line before lacks one, or this line is indented too far: put a text that "
+            "holds ': ' in quotation marks, and begin the line in the same column as its neighbours",
+        ),
+        (
+            "could not find expected ':'|expected ':'",
+            "this line, or the one before it, lacks its ': ' after the key, or should be indented under the text above",
+        ),
+        ("unexpected end of stream", "a quotation mark, or a bracket, is opened and never closed"),
+        (
+            "expected ',' or|but got",
+            "a list in [ ] or a mapping in { } is not closed, or lacks a comma: put a text that begins with [ or { in "
+            "quotation marks",
+        ),
+        ("cannot start any token", "a text must not begin with this character: put it in quotation marks"),
+        ("unknown escape", "a backslash in double quotation marks means something else: use single ones"),
+        ("expected a single document|but found another document", "there is a '---' in the file: leave it out"),
+        ("undefined alias|alphabetic or numeric", STARS),
+    )
+)
+"""What PyYAML 6.0 says, and what people do about it; the first that matches."""
 HALF = "an escape stands for half a character: write whole ones"
 
 M = TypeVar("M", bound=BaseModel)
@@ -84,12 +129,36 @@ def _told(node: yaml.Node, problem: Any, model: type[BaseModel]) -> tuple[int, s
     mistake = problem.get("ctx", {}).get("error")
     if isinstance(mistake, Misplaced):
         return _line_of(node, (*place, *mistake.place)), str(mistake)
+    of_key = bool(place) and place[-1] == OF_KEY
+    place = place[:-1] if of_key else place
     where = "".join(f"{part}." for part in place)[:-1]
     message, unknown = problem["msg"].removeprefix("Value error, "), problem["type"] == "extra_forbidden"
     if unknown:
         close = get_close_matches(str(place[-1]), _keys_of(model), n=1)
         message = "no such key, so it is not permitted" + (f"; did you mean {close[0]}?" if close else "")
-    return _line_of(node, place, of_key=unknown), f"{where + ': ' if where else ''}{message}"
+    elif problem["type"] == "string_pattern_mismatch" and (words := PATTERNS_IN_WORDS.get(problem["ctx"]["pattern"])):
+        message = f"{_shown(problem['input'])} cannot stand here: {words}"
+    else:
+        message += _as_a_share(problem)
+    return _line_of(node, place, of_key=unknown or of_key), f"{where + ': ' if where else ''}{message}"
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return f"'{text}'" if len(text) <= LONGEST_SHOWN else f"'{text[:LONGEST_SHOWN]}...'"
+
+
+def _as_a_share(problem: Any) -> str:
+    """How to write what was meant as per cent where a share is expected; nothing where it is something else."""
+    value, limit = problem["input"], problem.get("ctx", {})
+    of_share = problem["type"] in ("less_than", "less_than_equal") and limit.get("le", limit.get("lt")) <= 1
+    if isinstance(value, str) and problem["type"] == "float_type" and (written := PER_CENT.fullmatch(value.strip())):
+        value, of_share = float(written[1]), True
+    if not of_share or isinstance(value, str | bool) or not 1 <= value <= 100:
+        return ""
+    return (
+        f": {value:g} % is written {value / 100:.2f}" if value % 1 == 0 else f": {value:g} % is written {value / 100:g}"
+    )
 
 
 @cache  # it takes 20 ms, and a file may have as many unknown keys as it has lines
@@ -113,14 +182,14 @@ def _compose(path: Path) -> yaml.Node:
         depth = 0
         for event in yaml.parse(text, Loader=_Loader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-                raise RuleSetError(_place(path, event.start_mark), "anchors and aliases are not allowed")
+                raise RuleSetError(_place(path, event.start_mark), f"anchors and aliases are not allowed; {STARS}")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:  # before anything recurses into it
                 raise RuleSetError(_place(path, event.start_mark), "nested too deeply")
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context
+        problem = _in_words(error)
         if mark is not None and TAB in _begins_with(text, mark.line):
             problem = "indented with a tab: use spaces"
         raise RuleSetError(_place(path, mark), f"not YAML: {problem}") from error
@@ -134,6 +203,12 @@ def _compose(path: Path) -> yaml.Node:
     if node is None:
         raise RuleSetError(str(path), "the file is empty")
     return node
+
+
+def _in_words(error: yaml.MarkedYAMLError) -> str:
+    """What to mend in the line, where PyYAML's own words are for who writes parsers."""
+    problem = error.problem or error.context or "it cannot be read"
+    return next((words for own, words in PYYAML_IN_WORDS if own.search(problem)), problem)
 
 
 def _begins_with(text: str, line: int) -> str:

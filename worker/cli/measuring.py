@@ -25,7 +25,7 @@ from worker.cli.arguments import (
     writable,
 )
 from worker.cli.extras import opened, studies
-from worker.cli.terminal import bar, bars, out
+from worker.cli.terminal import BEGINS_ANEW, bar, bars, goes_on_from, out
 from worker.console.calibrations import (
     print_calibration,
     print_choices,
@@ -86,7 +86,7 @@ def calibrate(
     if history_shares is not None:
         if unlabelled is None or labelled is not None or question is not None:
             raise ConfigError("--history-shares goes with --unlabelled, and without --labelled and --question")
-        with bars() as progress:
+        with bars(goes_on_from(scores)) as progress:
             start = partial(bar, progress)
             matching = study.history_command(settings, rules, history_shares, unlabelled, write, scores, start)
             artefact = asyncio.run(matching)
@@ -102,7 +102,7 @@ def calibrate(
         repeat=repeat,
         selftest=with_selftest,
     )
-    with bars() as progress:
+    with bars(goes_on_from(scores)) as progress:
         start = partial(bar, progress)
         work = study.calibrate_command(settings, rules, labelled, part, unlabelled, options, scores, start, question)
         done = asyncio.run(work)
@@ -176,7 +176,7 @@ def evaluate(
         raise typer.BadParameter("--rules and --chat-template both say how the prompt is written: keep one")
     settings, study = opened(engine)
     if choices is not None:
-        with bars() as progress:
+        with bars(BEGINS_ANEW) as progress:
             start = partial(bar, progress)
             ways = [way for way in WAYS if way in (write_too or ())]
             asking = study.choices_command(settings, choices, rules, chat_template, concurrency, ways, limit, start)
@@ -185,7 +185,7 @@ def evaluate(
         if json_file is not None:
             out.print(f"written: {study.write_choices(answered, json_file)}", markup=False, highlight=False)
         return
-    with bars() as progress:
+    with bars(goes_on_from(scores)) as progress:
         start = partial(bar, progress)
         work = study.evaluate_command(settings, rules, labelled, part, scores, start, question)
         result = asyncio.run(work)
@@ -212,7 +212,7 @@ def selftest(
 ) -> None:
     """Is this engine usable? Flips between runs and label orders, positions, label mass, labels; exit code 1 if not."""
     settings, study = opened(engine)
-    with bars() as progress:
+    with bars(BEGINS_ANEW) as progress:
         start = partial(bar, progress)
         work = study.selftest_command(settings, rules, labelled, unlabelled, repeat, orders, start, question)
         result = asyncio.run(work)
@@ -240,7 +240,7 @@ def labels(
     """Make a labelled file of what people answered in shadow, and say what auto would have got wrong."""
     study = studies()
     modes = () if include is None else ("assist", "auto") if include == "all" else (include,)
-    with bars() as progress:
+    with bars(BEGINS_ANEW) as progress:
         task = progress.add_task("bytes of decisions", total=None)
         found = study.labels_command(
             rules, answers, log, tickets, to, modes,

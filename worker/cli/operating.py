@@ -1,4 +1,4 @@
-"""Commands of who runs the worker: run, serve, check, watch, topics, audit, replay, cache."""
+"""Commands of who runs the worker: run, serve, local, check, watch, topics, audit, replay, cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import typer
 
 from worker import serving, top
 from worker.cli.arguments import Moment, Rules
-from worker.cli.terminal import err, out
+from worker.cli.terminal import err, out, program
 from worker.console.operating import (
     print_findings,
     print_flush,
     print_holdings,
     print_ledger,
+    print_local,
     print_replay,
     print_topics,
 )
@@ -47,6 +48,16 @@ def serve(rules: Rules) -> None:
     """Answer over HTTP until SIGTERM: tickets on POST /v1/decide, typed questions on POST /v1/systemone."""
     settings = load_settings()
     serving.run(serving.serve_http(settings, rules, serving.set_up_telemetry(settings)))
+
+
+@app.command()
+def local(
+    rules: Annotated[
+        list[Path], typer.Option("--rules", help="Folder of a rule set; repeat it for several.", show_default=False)
+    ],
+) -> None:
+    """Run a broker and a cache for trying things out on this machine, until Ctrl-C; nothing stays behind."""
+    asyncio.run(serving.local(rules, lambda variables: print_local(out, err, variables, rules, program())))
 
 
 @app.command()

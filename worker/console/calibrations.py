@@ -19,15 +19,27 @@ if TYPE_CHECKING:  # these need numpy, which a worker does not
     from worker.offline.labelling import Labelling
     from worker.offline.selftest import SelfTest
 
+FEW_LABELS, TO_BEGIN_WITH = 100, 240
+"""Labelled tickets below which it is said first that they are few, and how many to begin with (docs/calibration.md)."""
+
 
 def print_calibration(out: Console, result: CalibrationResult) -> None:
     """How good the probabilities are, what would be routed, and the certificates, one line each."""
     artefact, before, after = result.artefact, result.before, result.after
     out.print(f"{artefact.rule_set}: calibrator {artefact.calibrator.kind}, score {artefact.form}", highlight=False)
-    n, routed = len(result.certifying), len(result.routed)
+    labelled, n, routed = result.screened.labelled, len(result.certifying), len(result.routed)
+    if labelled < FEW_LABELS:
+        out.print(
+            f"  {labelled} labelled {'tickets are' if labelled != 1 else 'ticket is'} few: begin with {TO_BEGIN_WITH}, "
+            "taken as they come (docs/calibration.md). What follows may all change with them",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     wrong = sum(row.wrong for row in result.routed)
     lines = (
-        f"labelled {result.screened.labelled}, {n} of them certify: "
+        f"labelled {labelled}, {n} of them certify: "
         f"{routed} above their thresholds ({routed / n:.0%}), {wrong} of those wrong",
         f"accuracy {before.accuracy.value:.1%} raw, {after.accuracy.value:.1%} calibrated; "
         f"calibration error {before.ece.value:.1%} raw, {after.ece.value:.1%} calibrated",

@@ -1,14 +1,18 @@
-"""How checks, topics, audits, replays and the cache's holdings look."""
+"""How a local broker, checks, topics, audits, replays and the cache's holdings look."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from worker.adapters.embedded import RETAINED_BYTES_PER_PARTITION
+from worker.adapters.files import SAMPLES_FILE
 from worker.adapters.redis_upkeep import Survey
 from worker.offline.audit import End, Ledger
 from worker.offline.check import Finding
@@ -27,6 +31,32 @@ def print_findings(out: Console, findings: Sequence[Finding]) -> None:
         todo = f"\n[dim]→ {escape(finding.todo)}[/]" if finding.todo and finding.state != "ok" else ""
         table.add_row(MARKS[finding.state], finding.part, escape(finding.what) + todo)
     out.print(table)
+
+
+def print_local(
+    out: Console, err: Console, variables: Mapping[str, str], folders: Sequence[Path], program: str
+) -> None:
+    """The variables alone on `out`, as shell, so that they can be kept in a file; the rest on `err`."""
+
+    def say(text: str) -> None:
+        err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    kept = RETAINED_BYTES_PER_PARTITION // 2**20
+    say(
+        "A broker and a cache run here until Ctrl-C, for trying things out, one worker a rule set. They are nothing for"
+    )
+    say(f"real tickets: they have no transactions, hold {kept} MiB a partition, and forget all when they end.")
+    say("In another terminal, in this folder:\n")
+    for name, value in variables.items():
+        out.print(f"export {name}={shlex.quote(value)}", markup=False, highlight=False, soft_wrap=True)
+    out.file.flush()
+    folder = folders[0]
+    rules = f"--rules {shlex.quote(str(folder))}"
+    tickets = folder / SAMPLES_FILE
+    sent = shlex.quote(str(tickets)) + " --limit 20" if tickets.exists() else "tickets.csv"
+    say(f"\n{program} send {rules} --tickets {sent}")
+    say(f"{program} run {rules}    # the worker: a line for each ticket; Ctrl-C ends it")
+    say(f"{program} audit {rules}    # where they ended; `export` has every decision, with its reasons")
 
 
 def print_topics(out: Console, found: Mapping[str, int | None]) -> None:
@@ -71,6 +101,15 @@ def print_replay(out: Console, replay: Replay, dry_run: bool) -> None:
     out.print(f"{'would send' if dry_run else 'sent'} {len(replay.resends)} tickets in again", highlight=False)
     for what, count in [*replay.reasons.items(), *((f"left: {why}", n) for why, n in replay.left.items())]:
         out.print(f"  {count} {what}", markup=False, highlight=False)
+    if replay.unread:
+        out.print(
+            f"{replay.unread} of them could not be read, and nothing changed in their bytes: the same workers make "
+            "dead letters of them again. What refused them must be mended first: mostly `intake` in rules.yaml",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def print_holdings(out: Console, survey: Survey) -> None:

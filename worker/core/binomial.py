@@ -19,8 +19,8 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def binomial_cdf(k: NDArray[Any], n: NDArray[Any], p: float) -> Floats:
-    """P(Bin(n, p) <= k), elementwise over arrays of one shape: 0 for k < 0, 1 for k >= n."""
+def binomial_cdf(k: NDArray[Any], n: NDArray[Any], p: float | Floats) -> Floats:
+    """P(Bin(n, p) <= k), elementwise over arrays of one shape (p may be one for all): 0 for k < 0, 1 for k >= n."""
     inside = (k >= 0) & (k < n)
     failures = np.where(inside, n - k, 1).astype(np.float64)
     cdf = special.betainc(failures, np.where(inside, k + 1, 1).astype(np.float64), 1.0 - p)

@@ -18,11 +18,22 @@ from worker.errors import PromptError
 NONE_ID = "none"
 """Reserved category id: tickets that belong to no category. It has no topic; predicting it escalates."""
 
-Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
-CategoryId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$")]
+IDENTIFIER, CATEGORY_ID = r"^[a-z][a-z0-9_]{0,62}$", r"^[a-z0-9][a-z0-9_]{0,62}$"
+LABEL_WORD, LANGUAGE = r"^[^\s<>|\[\]]{1,40}$", r"^[a-z]{2,3}$"
+PATTERNS_IN_WORDS: Mapping[str, str] = {
+    IDENTIFIER: "write it with small letters, digits and _, beginning with a letter and at most 63 long, such as "
+    "papers_office",
+    CATEGORY_ID: "write it with small letters, digits and _, at most 63 long, such as papers_office",
+    LABEL_WORD: "write one word without spaces and without < > | [ ], at most 40 characters long, such as papers",
+    LANGUAGE: "write the language's code of two or three small letters, such as en or ko",
+}
+"""What a value has to be that fails such a pattern, for people who write rule sets."""
+
+Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
+CategoryId = Annotated[str, StringConstraints(pattern=CATEGORY_ID)]
 """May begin with a digit: the answers of a score question are `1` to `n`."""
 Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
-LabelWord = Annotated[str, StringConstraints(pattern=r"^[^\s<>|\[\]]{1,40}$")]
+LabelWord = Annotated[str, StringConstraints(pattern=LABEL_WORD)]
 
 
 class Strict(BaseModel):
@@ -125,7 +136,7 @@ class CategorySet(Strict):
 
     id: Identifier
     version: int = Field(ge=1)
-    language: Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")]
+    language: Annotated[str, StringConstraints(pattern=LANGUAGE)]
     prompt: PromptStyle
     categories: tuple[Category, ...] = Field(min_length=2, max_length=1000)
     two_levels: TwoLevels | None = Field(None, description="ask for the category's `parent` first, then for it")

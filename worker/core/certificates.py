@@ -29,8 +29,12 @@ class Certificate:
 
     Statement: over draws of the labelled set, P(error rate among the routed > alpha) <= delta; with the procedure
     `misroutes_per_ticket` the error rate is counted per ticket of all traffic. `lambda_` is +inf where nothing
-    certified and -inf where every ticket routes. `need` estimates how many labelled tickets would certify something,
-    None where more labels are not known to help. Fingerprints and date are put in by whoever knows them
+    certified and -inf where every ticket routes.
+
+    `n` counts the tickets that certify, not those of the file: predicted as a member, past the gates, and not among
+    those that fit a calibrator. `need` estimates how many such tickets would do, None where more are not known to help;
+    `too_few` says that so few cannot show that either. `to_label` is how many more tickets to label, as they come,
+    until about `need` of them count. It, fingerprints and date are put in by whoever knows them
     (`dataclasses.replace`).
     """
 
@@ -49,6 +53,8 @@ class Certificate:
     need: int | None
     fingerprints: tuple[tuple[str, str], ...] = ()
     certified_on: str = ""
+    to_label: int | None = None
+    too_few: bool = False
 
     @property
     def certified(self) -> bool:
@@ -71,16 +77,37 @@ class Certificate:
         if self.basis == "excluded":
             return "never routed: excluded before certification"
         if not self.certified:
-            return f"suggest only: n={self.n}, need {'other scores than these' if self.need is None else self.need}"
+            return f"suggest only: {self._lacks_in_words()}"
         how = {"pool": "certified as a pool", "taxonomy": "certified as a group"}.get(self.basis, "certified")
         return (
             f"{how}: {self.k} errors in {self.m} routed of n={self.n}, "
-            f"alpha {self.alpha:.2%}, delta {self.delta:.2%}, score > {self.lambda_:.6g}"
+            f"alpha {self.alpha:.2%}, delta {self.delta:.2%}, {self.passes_in_words()}"
         )
 
+    def _lacks_in_words(self) -> str:
+        if self.need is None:
+            return f"n={self.n}, " + (
+                "too few to tell what it needs" if self.too_few else "need other scores than these"
+            )
+        counted = f"n={self.n}, need {self.need}"
+        return (
+            counted if self.to_label is None else f"{counted}: label about {self.to_label} more tickets, as they come"
+        )
+
+    def passes_in_words(self) -> str:
+        """What routes under it: the comparison with the threshold, or everything that is predicted as a member."""
+        if self.lambda_ == -math.inf:
+            return f"whatever the score: every ticket predicted as {'it' if len(self.members) == 1 else 'one of them'}"
+        return f"score > {self.lambda_:.6g}"
+
     def to_dict(self) -> dict[str, Any]:
-        """Strict JSON values; an infinite threshold is the string "inf" or "-inf"."""
+        """Strict JSON values; an infinite threshold is the string "inf" or "-inf". What only some certificates state is
+        left out of the others, as older files do, whose digests hold.
+        """
         record = asdict(self)
+        for name, stated in (("to_label", self.to_label is not None), ("too_few", self.too_few)):
+            if not stated:
+                del record[name]
         record["lambda"] = _number_out(record.pop("lambda_"))
         record["members"] = list(self.members)
         record["fingerprints"] = dict(self.fingerprints)
@@ -138,8 +165,14 @@ class MarginGate:
         """One line for reports."""
         if not self.measured:
             return f"stability unmeasured: {self.n} tickets scored twice"
+        if self.m_star == math.inf:
+            return (
+                f"no margin is safe, so nothing routes: the engine changes its mind at any distance, by {self.n} "
+                f"tickets scored twice, phi {self.phi:.2%}, delta {self.delta:.2%}"
+            )
+        passes = f"margin > {self.m_star:.6g}" if self.m_star > -math.inf else "whatever the margin"
         return (
-            f"margin > {self.m_star:.6g}: {self.k} flips in {self.m} of n={self.n} tickets scored twice, "
+            f"{passes}: {self.k} flips in {self.m} of n={self.n} tickets scored twice, "
             f"phi {self.phi:.2%}, delta {self.delta:.2%}"
         )
 

@@ -295,6 +295,11 @@ class _Run:
 
     def result(self) -> Backtest:
         done = self._redecided
+        if not done and self._lines and self._refused[MALFORMED] == self._lines:
+            raise ConfigError(
+                f"none of the log's {self._lines} lines is a decision of this software: it is not what `ticket-router "
+                "export` writes, a JSON object a line. `ticket-router export --rules FOLDER --to log.jsonl` makes one"
+            )
         if not done:
             why = "; ".join(f"{n} {what}" for what, n in self._refused.most_common(5)) or "it holds no scored ticket"
             raise ConfigError(f"none of {self._lines} decisions can be made again: {why}")

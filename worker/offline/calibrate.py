@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -150,8 +152,18 @@ def calibrate(
         certificates = certify_candidates(certifying, rule_set, plan, others)
     except ValueError as error:
         raise ConfigError(f"nothing can be certified: {error}") from error
+    gain, gain_se = fit_selection.accuracy_gain, fit_selection.accuracy_gain_se
     stamps = tuple(question.fingerprints.model_dump().items())
-    certificates = tuple(replace(c, fingerprints=stamps, certified_on=created_at[:10]) for c in certificates)
+    grown = partial(choose_form, n_min=n_min(chosen_alpha, chosen_delta), gain=gain, gain_se=gain_se)
+    certificates = tuple(
+        replace(
+            c,
+            fingerprints=stamps,
+            certified_on=created_at[:10],
+            to_label=_to_label(c, labelled, chosen, grown if form is None else lambda _: chosen),
+        )
+        for c in certificates
+    )
 
     right = [int(not row.wrong) for row in certifying]
     correctness = fit_correctness([row.probability for row in certifying], right, seed=seed) if split else None
@@ -167,7 +179,7 @@ def calibrate(
                 "seed": seed,
             },
             "metrics": {"before": before.to_dict(), "after": after.to_dict()},
-            "notes": _notes(question, form_reason, gate, excluded),
+            "notes": _notes(question, form_reason, gate),
         }
     ).sealed()
     return CalibrationResult(
@@ -196,6 +208,25 @@ def _choose_form(n: int, fewest: int, fitted: Selection, forced: ScoreForm | Non
     if (1.0 - FIT_SHARE) * n < 2 * fewest:
         return "raw_margin", f"{n} usable labels are too few to set some apart for fitting"
     return "raw_margin", f"on the fit part the calibrator brings no sure gain ({gain})"
+
+
+def _to_label(
+    certificate: Certificate, labelled: Screened, form: ScoreForm, form_of: Callable[[int], ScoreForm]
+) -> int | None:
+    """How many more tickets of the file's kind to label until `need` count for a certificate, in two digits.
+
+    `form_of` is the score form that so many usable labels bring: from raw margin to split, fewer of them certify. None
+    where no number of them is known to do.
+    """
+    missing, n, usable = certificate.missing, certificate.n, len(labelled.usable)
+    if not missing or not n or certificate.need is None:
+        return None
+    total = certificate.need * usable / n
+    if form == "raw_margin" and form_of(math.ceil(total)) == "max_probability":
+        total /= 1.0 - FIT_SHARE
+    more = (total - usable) * labelled.labelled / usable
+    step: int = 10 ** max(0, len(str(math.ceil(more))) - 2)
+    return math.ceil(more / step) * step
 
 
 def _excluded(rule_set: RuleSet, labels: NDArray[np.int64], where: str) -> dict[str, str]:
@@ -293,12 +324,9 @@ def _data(
     }
 
 
-def _notes(
-    question: Question, form_reason: str, gate: MarginGate | None, excluded: Mapping[str, str]
-) -> tuple[str, ...]:
+def _notes(question: Question, form_reason: str, gate: MarginGate | None) -> tuple[str, ...]:
     notes = [*question.identity.notes, f"score form: {form_reason}"]
     notes.append("stability unmeasured: no ticket was scored twice" if gate is None else gate.summary())
-    notes += [f"{category} is never routed: {why}" for category, why in excluded.items()]
     return tuple(notes)
 
 

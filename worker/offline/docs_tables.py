@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from worker.core.envelope import DEAD_LETTER_REASONS
-from worker.core.policy import REASONS
+from worker.core.policy import BOUNDS, REASONS, WITHOUT_BOUND
 from worker.core.schemas import SCHEMAS
 from worker.core.ticket import Intake
 
@@ -51,7 +51,10 @@ def with_tables(document: str) -> str:
 
 def reasons_table() -> str:
     """Every reason code of a decision with its sentence; what is filled in stands in italics."""
-    rows = ((f"`{code}`", re.sub(r"\{(\w+)\}", r"*\1*", sentence)) for code, sentence in REASONS.items())
+    said = dict(REASONS)
+    for code, otherwise in WITHOUT_BOUND.items():
+        said[code] += f" Where there is no {BOUNDS[code]}: {otherwise}"
+    rows = ((f"`{code}`", re.sub(r"\{(\w+)\}", r"*\1*", sentence)) for code, sentence in said.items())
     return _table("code", "sentence", rows)
 
 

@@ -13,6 +13,7 @@ from worker.adapters.topic_log import Record
 from worker.core.envelope import (
     ATTEMPT,
     DEAD_LETTER_REASON,
+    DEAD_LETTER_REASONS,
     DECISION_HEADER,
     POINTER,
     Headers,
@@ -24,6 +25,9 @@ from worker.core.envelope import (
     stated_origin,
 )
 from worker.ports import Output
+
+UNREADABLE = DEAD_LETTER_REASONS.keys() - {"undeliverable"}
+"""Dead letters' codes that say something of the bytes, and nothing of the topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,11 @@ class Replay:
         left = Counter(self.left)
         left.update(unwritable.values())
         return Replay(tuple(resend for resend in self.resends if resend not in unwritable), dict(left))
+
+    @property
+    def unread(self) -> int:
+        """How many were dead letters because of their bytes, which are sent as they were."""
+        return sum(resend.reason in UNREADABLE for resend in self.resends)
 
     @property
     def reasons(self) -> Mapping[str, int]:

@@ -333,7 +333,7 @@ def _certificates(old: Artefact | None, new: Artefact | None) -> list[Change]:
 def _threshold(certificate: Certificate | None) -> str:
     if certificate is None or not certificate.certified:
         return "no certificate"
-    return f"score > {certificate.lambda_:.6g} (alpha {certificate.alpha:.3g}, delta {certificate.delta:.3g})"
+    return f"{certificate.passes_in_words()} (alpha {certificate.alpha:.3g}, delta {certificate.delta:.3g})"
 
 
 # -- what expires --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,7 +99,9 @@ class Screen:
     escalations: tuple[Flow, ...]
     """By reason, the most frequent."""
     cache_hits: float | None
-    """Share of look-ups lately that found something."""
+    """Share of look-ups lately that found something; None where none was made."""
+    cache_hits_since_start: float | None
+    """The same of all look-ups."""
     engine: Latency
     engine_requests: tuple[Flow, ...]
     """By outcome."""
@@ -112,9 +114,7 @@ def screen(before: Sequence[Look], now: Sequence[Look]) -> Screen:
     both = list(zip(earlier, now, strict=True))
     pairs = [(old.page if old is not None else None, new.page) for old, new in both if new.page is not None]
     decisions = _flows(pairs, DECISIONS)
-    lookups = {flow.what[0]: flow.per_s for flow in _flows(pairs, CACHE_LOOKUPS)}
-    hits, misses = (lookups.get("memory_hits") or 0.0) + (lookups.get("redis_hits") or 0.0), lookups.get("misses")
-    looked_up = hits + (misses or 0.0)
+    lookups = _flows(pairs, CACHE_LOOKUPS)
     return Screen(
         workers=tuple(_line(old, new) for old, new in both),
         settled=_sum(_flows(pairs, SETTLED), ()),
@@ -122,11 +122,19 @@ def screen(before: Sequence[Look], now: Sequence[Look]) -> Screen:
         actions=_by(decisions, lambda labels: labels[:1]),
         categories=_by(decisions, lambda labels: (labels[0], labels[1] or "-"))[:TOP_CATEGORIES],
         escalations=_by([f for f in decisions if f.what[0] != "route"], lambda labels: labels[2:])[:TOP_REASONS],
-        cache_hits=hits / looked_up if looked_up else None,
+        cache_hits=_hits({flow.what[0]: flow.per_s or 0.0 for flow in lookups}),
+        cache_hits_since_start=_hits({flow.what[0]: flow.total for flow in lookups}),
         engine=_latency(pairs, ENGINE_LATENCY),
         engine_requests=_by(_flows(pairs, ENGINE_REQUESTS), lambda labels: labels),
         tickets=_latency(pairs, TICKET_LATENCY),
     )
+
+
+def _hits(lookups: Mapping[str, float]) -> float | None:
+    """Share of look-ups that found something."""
+    hits = lookups.get("memory_hits", 0.0) + lookups.get("redis_hits", 0.0)
+    looked_up = hits + lookups.get("misses", 0.0)
+    return hits / looked_up if looked_up else None
 
 
 Pairs = Sequence[tuple[Page | None, Page]]

@@ -40,9 +40,11 @@ def rule_set_topics(
     config = wiring.kafka_config(settings, rule_set)
     answers = rule_set.rules.topics.answers
     names = (config.input_topic, *rule_set.output_topics, *([] if answers is None else [answers]))
-    if create:
-        create_topics(config, dict.fromkeys(names, partitions), replication)
     found = describe_topics(config, names)
+    missing = dict.fromkeys((name for name in names if name not in found), partitions)
+    if create and missing:
+        create_topics(config, missing, replication)
+        found = describe_topics(config, names)
     return {name: found.get(name) for name in names}
 
 
