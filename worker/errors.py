@@ -121,12 +121,13 @@ class EngineUnavailable(EngineError):
 class EngineSilent(EngineUnavailable):
     """No whole answer in time: the engine hangs or has too much, or hangs over one of the tickets in the request.
 
-    `works` is whether it answered a probe afterwards; None where that is not known.
+    `works` is whether it answered a probe afterwards, which took `probed_s`; None where that is not known.
     """
 
-    def __init__(self, what: str, *, works: bool | None = None) -> None:
+    def __init__(self, what: str, *, works: bool | None = None, probed_s: float = 0.0) -> None:
         super().__init__(what)
         self.works = works
+        self.probed_s = probed_s
 
 
 class EngineDropped(EngineError):

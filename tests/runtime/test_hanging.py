@@ -37,6 +37,27 @@ class Hanging(PlannedEngine):
             raise EngineSilent("no whole answer in time") from None
 
 
+class Stubborn(Hanging):
+    """Computes to the end what nobody waits for any longer, as many engines do; counts the probes that it has."""
+
+    def __init__(self, answer_s: float) -> None:
+        super().__init__(never, answer_s)
+        self.probes = self.at_once = self.most_at_once = 0
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+        return await asyncio.shield(asyncio.ensure_future(self._compute(requests)))
+
+    async def _compute(self, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
+        is_probe = requests[0] == PROBE
+        self.probes += is_probe
+        self.at_once += is_probe
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            return await super().score(requests)
+        finally:
+            self.at_once -= is_probe
+
+
 def between(start: float, end: float) -> Callable[[object], bool]:
     return lambda _: start <= now() < end
 
@@ -66,7 +87,7 @@ def test_of_two_engines_one_that_hangs_costs_a_ticket_one_wait_and_is_out_soon()
         async with simulated.running():
             await simulated.send([0], per_second=1e9)
             at, _ = simulated.ends[0]
-            assert at <= TIMEOUT_S + 1.0, "asked about at the other one without waiting for a probe of the first"
+            assert at <= TIMEOUT_S + PROBE_S + 1.0, "a probe tells whether the ticket or the engine is at fault"
             await simulated.send([1], per_second=1e9)
             assert simulated.ends[1][0] <= at + 1.0
             await asyncio.sleep(PROBE_S)
@@ -75,6 +96,17 @@ def test_of_two_engines_one_that_hangs_costs_a_ticket_one_wait_and_is_out_soon()
         assert name == "e0"
         assert down <= TIMEOUT_S + PROBE_S + 0.1
         assert simulated.pool.outages == 0
+
+    run(main())
+
+
+def test_the_time_that_two_of_three_engines_hung_is_not_the_tickets() -> None:
+    async def main() -> None:
+        simulated = Simulated(Hanging(lambda _: True), Hanging(between(TIMEOUT_S, 1e9)), Hanging(never))
+        async with simulated.running():
+            await simulated.send([0], per_second=1e9)
+        assert simulated.codes() == {"certified": 1}
+        assert 2 * TIMEOUT_S <= simulated.ends[0][0] <= 2 * (TIMEOUT_S + PROBE_S) + 1.0
 
     run(main())
 
@@ -107,6 +139,31 @@ def test_a_ticket_over_which_the_whole_engine_hangs_again_and_again_goes_to_peop
         poisoned = {number: routed for number, (_, routed) in simulated.ends.items() if number == 7}
         assert poisoned[7].decision.reasons[0].code == "engine_timeout"
         assert simulated.codes() == {"certified": 59, "engine_timeout": 1}
+
+    run(main())
+
+
+def test_neighbours_of_tickets_over_which_one_of_two_engines_hangs_each_time_keep_their_routes() -> None:
+    async def main() -> None:
+        poisoned = {f"label {number % 3} {number}" for number in (100, 101, 102)}
+
+        def hanging() -> Hanging:
+            busy_until = 0.0
+
+            def hangs(requests: Sequence[ScoreRequest]) -> bool:
+                nonlocal busy_until
+                if any(poison in request.item for request in requests for poison in poisoned):
+                    busy_until = now() + TIMEOUT_S + 10.0
+                return now() < busy_until
+
+            return Hanging(hangs, answer_s=0.1)
+
+        simulated = Simulated(hanging(), hanging(), batch_items=32)
+        async with simulated.running(), asyncio.timeout(2_000):
+            await simulated.send(range(300), per_second=5.0, most=256)
+        escalated = {n for n, (_, routed) in simulated.ends.items() if routed.decision.reasons[0].code != "certified"}
+        assert {100, 101, 102} <= escalated
+        assert len(escalated) <= 5
 
     run(main())
 
@@ -146,5 +203,54 @@ def test_an_engine_that_is_never_again_as_fast_as_it_was_is_used_again_all_the_s
             async with asyncio.timeout(120):
                 await simulated.pool.wait_until_up()
             assert not await simulated.pool.suspect()
+
+    run(main())
+
+
+def test_an_idle_engine_that_is_slow_is_never_out_and_has_one_probe_at_a_time() -> None:
+    async def main() -> None:
+        engine = Stubborn(answer_s=4 * PROBE_S)
+        simulated = Simulated(engine)
+        async with simulated.running():
+            await asyncio.sleep(900.0)
+        assert simulated.changes == []
+        assert engine.probes > 20
+        assert engine.most_at_once == 1
+
+    run(main())
+
+
+def test_a_probe_that_is_answered_late_brings_the_engine_back_at_once() -> None:
+    async def main() -> None:
+        engine = Stubborn(answer_s=4 * PROBE_S)
+        simulated = Simulated(engine)
+        pool = simulated.pool
+        assert await pool.suspect()
+        assert now() <= PROBE_S + 0.1
+        assert not pool.is_up
+        await pool.wait_until_up()
+        assert now() <= 4 * PROBE_S + 0.1
+        assert not await pool.suspect(), "it is known by now how long it takes"
+        assert (engine.probes, engine.most_at_once) == (2, 1)
+        assert [is_up for _, _, is_up in simulated.changes] == [False, True]
+        await pool.aclose()
+
+    run(main())
+
+
+def test_nobody_asks_an_engine_that_has_not_answered_a_probe_for_another_and_closing_gives_it_up() -> None:
+    async def main() -> None:
+        engine = Stubborn(answer_s=4 * PROBE_S)
+        simulated = Simulated(engine)
+        before = asyncio.all_tasks()
+        simulated.pool.start()
+        await asyncio.sleep(INTERVAL_S + 0.1)
+        assert engine.probes == 1
+        assert await simulated.pool.suspect()
+        assert await simulated.pool.suspect()
+        assert engine.probes == 1
+        await simulated.pool.aclose()
+        await asyncio.sleep(4 * PROBE_S)
+        assert asyncio.all_tasks() == before
 
     run(main())

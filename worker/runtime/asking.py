@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -205,10 +206,11 @@ class Asker:
                 retry_after_s = None
             except EngineUnavailable as error:
                 if isinstance(error, EngineSilent) and error.works is not None:
-                    hung += not error.works
-                    if hung > HANGS:
+                    if (hung := hung + (not error.works)) > HANGS:
                         raise _GivenUp(reason("engine_timeout", deadline=f"{patience.deadline_s:g}")) from error
+                    # A call to an engine that hung costs the ticket nothing, as while it is down; nor does a probe.
                     proved = error.works
+                    started = min(self._clock(), started + (error.probed_s if proved else math.inf))
                 failures += 1
                 if failures >= patience.attempts and not await self._pool.suspect():
                     raise _GivenUp(reason("engine_unavailable", detail=error)) from error

@@ -42,7 +42,7 @@ class Health:
     """Consecutive calls that met an unavailable engine (Envoy's default for ejection)."""
     probe_interval_s: float = 2.0
     probe_timeout_s: float = 5.0
-    """A probe that takes longer has failed, unless calls take that long too (`Probe`)."""
+    """So long a ticket waits for a probe, unless calls take that long too (`Probe`)."""
     idle_probe_s: float = 10.0
     """An endpoint that answered nothing for so long is probed, so that its death is known before a ticket finds it."""
     identity_check_s: float = 60.0
@@ -78,6 +78,7 @@ class Endpoint:
         """For one call that has to be alone."""
         self.answered_at = self.identified_at = float("-inf")
         self.up = True
+        self.outages = 0
         self.trouble: str | None = None
         self.limit = ConcurrencyLimit(health.concurrency, health.latency_target_s)
 
@@ -132,7 +133,7 @@ class EnginePool:
         self._room = asyncio.Event()
         """Never stays set: it wakes whoever waits at that moment."""
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._idle_watches: list[asyncio.Task[None]] = []
 
     def watch_rows(self, canaries: Canaries) -> None:
         """From now on answers have to prove that their rows are in order."""
@@ -141,7 +142,7 @@ class EnginePool:
 
     def start(self) -> None:
         """Begin to probe endpoints that are idle, and to ask now and then what they run."""
-        self._watch = asyncio.create_task(self._watch_over())
+        self._idle_watches = [asyncio.create_task(self._watch_over(endpoint)) for endpoint in self._endpoints]
 
     @property
     def is_up(self) -> bool:
@@ -188,7 +189,7 @@ class EnginePool:
     async def _call(self, endpoint: Endpoint, requests: Sequence[ScoreRequest]) -> Sequence[LabelScores]:
         """Gives back what was acquired."""
         mark(Attribute.ENDPOINT, endpoint.name)
-        started = self._clock()
+        started, outages = self._clock(), endpoint.outages
         outcome = "cancelled"
         try:
             rows = await endpoint.rows.score(requests)
@@ -197,7 +198,9 @@ class EnginePool:
             outcome = "unavailable"
             if len(requests) > 1:  # one ticket that is never answered is no sign of too many calls
                 endpoint.limit.refused()
-            raise EngineSilent(str(error), works=await self._works(endpoint)) from error
+            silent_at = self._clock()
+            works = await self._works(endpoint, outages)
+            raise EngineSilent(str(error), works=works, probed_s=self._clock() - silent_at) from error
         except EngineUnavailable as error:
             outcome = "unavailable"
             endpoint.limit.refused()
@@ -239,11 +242,13 @@ class EnginePool:
 
     async def aclose(self) -> None:
         """End the probes; the engines belong to whoever made them."""
-        suspicions = (endpoint.suspicion for endpoint in self._endpoints)
-        tasks = [task for task in (*suspicions, self._watch, *self._watches.values()) if task is not None]
+        suspicions = [endpoint.suspicion for endpoint in self._endpoints if endpoint.suspicion is not None]
+        tasks = [*suspicions, *self._idle_watches, *self._watches.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for endpoint in self._endpoints:
+            await endpoint.probe.aclose()
 
     async def _acquire(self) -> Endpoint:
         while True:
@@ -306,15 +311,13 @@ class EnginePool:
         if endpoint.drops >= self._health.failures_to_open:
             await self.suspect()
 
-    async def _works(self, endpoint: Endpoint) -> bool | None:
+    async def _works(self, endpoint: Endpoint, outages: int) -> bool:
         """The same of tickets that are never answered, where one call has cost all of its time: a probe tells at once.
-        None where that is not waited for, since another endpoint can be asked meanwhile.
+
+        Where the endpoint has been out since, as `outages` of before the call tells, it hung, even if it is back.
         """
         endpoint.drops += 1
-        cannot_score = self._suspect(endpoint)
-        if any(other.up and not other.is_doubtful for other in self._endpoints):
-            return None
-        return not await cannot_score
+        return not await self._suspect(endpoint) and endpoint.outages == outages
 
     def _distrust(self, endpoint: Endpoint, error: MixedUp) -> None:
         if endpoint.rows.is_hopeless:
@@ -325,6 +328,7 @@ class EnginePool:
         if not endpoint.up:
             return
         endpoint.up = False
+        endpoint.outages += 1
         self._on_change(endpoint.name, False, why)
         if not any(e.up for e in self._endpoints):
             self._up.clear()
@@ -334,7 +338,8 @@ class EnginePool:
     async def _until_up(self, endpoint: Endpoint) -> None:
         self._announce_room()  # whoever waits for room on it must learn that there will be none
         while True:
-            await self._sleep(self._health.probe_interval_s)
+            if not endpoint.probe.is_outstanding:
+                await self._sleep(self._health.probe_interval_s)
             try:
                 await endpoint.probe.proves()
                 await self._identify(endpoint)
@@ -350,24 +355,22 @@ class EnginePool:
             self._announce_room()
             return
 
-    async def _watch_over(self) -> None:
+    async def _watch_over(self, endpoint: Endpoint) -> None:
         while True:
             await self._sleep(self._health.probe_interval_s)
             idle_since = self._clock() - self._health.idle_probe_s
-            unasked_since = self._clock() - self._health.identity_check_s
-            for endpoint in self._endpoints:
-                if endpoint.up and endpoint.identified_at < unasked_since:
-                    await self._look_for_another_model(endpoint)
-                idle = not endpoint.outstanding and (endpoint.answered_at < idle_since or endpoint.is_doubtful)
-                if endpoint.up and (idle or endpoint.rows.is_overdue):
-                    try:
-                        await (endpoint.probe.proves() if endpoint.rows.is_overdue else endpoint.probe.scores())
-                    except MixedUp as error:
-                        self._distrust(endpoint, error)
-                    except RouterError as error:
-                        self._failed(endpoint, str(error))
-                    else:
-                        self._answered(endpoint)
+            if endpoint.up and endpoint.identified_at < self._clock() - self._health.identity_check_s:
+                await self._look_for_another_model(endpoint)
+            idle = not endpoint.outstanding and (endpoint.answered_at < idle_since or endpoint.is_doubtful)
+            if endpoint.up and (idle or endpoint.rows.is_overdue):
+                try:  # no ticket waits for this: it may take as long as the adapter allows
+                    await (endpoint.probe.proves() if endpoint.rows.is_overdue else endpoint.probe.scores())
+                except MixedUp as error:
+                    self._distrust(endpoint, error)
+                except RouterError as error:
+                    self._failed(endpoint, str(error))
+                else:
+                    self._answered(endpoint)
 
     async def _look_for_another_model(self, endpoint: Endpoint) -> None:
         try:
@@ -395,7 +398,7 @@ class EnginePool:
 
     async def _cannot_score(self, endpoint: Endpoint) -> bool:
         try:
-            await endpoint.probe.scores()
+            await endpoint.probe.scores_soon()
         except (EngineUnavailable, EngineDropped, InvalidAnswer) as error:
             self._open(endpoint, str(error))
             return True
