@@ -255,7 +255,7 @@ class ExactlyOnce(GroupMember):
                 self._initialised = False
 
     def _learn(self, reports: _Reports, error: KafkaError, deadline: float) -> bool:
-        """From a failed transaction: which record or topic is to blame. True where the next one can do better.
+        """From a failed transaction: which record, topic or note is to blame. True where the next one can do better.
 
         A broker refuses a batch for its largest record, and the client drops what else was queued: so less is sent to
         that topic at a time, until the one to blame is alone.
@@ -267,6 +267,8 @@ class ExactlyOnce(GroupMember):
                 self._foresight.learn(refusal)
         if error.fatal():
             return False
+        if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            return self._identity.stop_noting()
         if not refusals and error.code() in TOPIC_REFUSALS:  # of which topic, the transaction does not say
             foreseen = (self._foresight.refusal(failure.finished, deadline) for failure in reports.failures)
             return any(found is not None and found[1].code() in REFUSALS for found in foreseen)

@@ -48,6 +48,20 @@ def partition_at(place: TopicPartition) -> Partition:
     return Partition(place.topic, place.partition)
 
 
+def metadata_of(place: TopicPartition) -> str | None:
+    """What was committed besides the offset, and with it whatever lay behind that in memory.
+
+    confluent-kafka 2.16 reads it up to the next NUL. Its own commits hold one; those of other clients do not, so that
+    their metadata may end in anything, or be no UTF-8 at all.
+    """
+    try:
+        return place.metadata
+    except UnicodeDecodeError as problem:
+        return problem.object.decode("utf-8", errors="replace")
+    except Exception:  # noqa: BLE001  # what anybody wrote there must not end a worker
+        return None
+
+
 def offset_of(message: Message) -> int:
     return message.offset()  # type: ignore[return-value]
 

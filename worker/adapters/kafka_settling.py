@@ -100,8 +100,7 @@ class GroupMember:
 
     def _confirms(self, committed: TopicPartition, offset: int) -> bool:
         """Whether what the group has committed is this offset or a later one, and not one of an earlier topic."""
-        here = self._identity.counts_here(partition_at(committed), committed.metadata)
-        return not committed.error and committed.offset >= offset and here
+        return not committed.error and committed.offset >= offset and self._identity.counts_here(committed)
 
 
 class _Progress:
@@ -172,6 +171,8 @@ class AtLeastOnce(GroupMember):
         self._producer = self._new_producer()
         self._acknowledged: dict[Partition, int] = {}
         self._unanswered_commits = 0
+        self._notes_taken = False
+        """Whether the coordinator has confirmed a commit with a note in it."""
 
     def settle(self, partitions: Sequence[PartitionSettlement], timeout_s: float) -> Settled:
         deadline = self._clock() + timeout_s
@@ -214,7 +215,10 @@ class AtLeastOnce(GroupMember):
 
     def commit_answered(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
         self._unanswered_commits = max(0, self._unanswered_commits - 1)
-        errors = {str(failed) for failed in [error, *(partition.error for partition in partitions)] if failed}
+        failures = [failed for failed in [error, *(partition.error for partition in partitions)] if failed]
+        if any(failed.code() == KafkaError.OFFSET_METADATA_TOO_LARGE for failed in failures):
+            self._identity.stop_noting()  # which says so
+        errors = {str(each) for each in failures if each.code() != KafkaError.OFFSET_METADATA_TOO_LARGE}
         if errors:
             self._log.log(logging.WARNING, "commit refused: %s", "; ".join(sorted(errors)))
 
@@ -342,24 +346,39 @@ class AtLeastOnce(GroupMember):
         """Those of the targets that the coordinator confirms."""
         if not targets:
             return {}
-        self._membership()
-        asked = [at(partition) for partition in targets]
-        wanted = [self._place(partition, offset) for partition, offset in targets.items()]
+        deadline = self._clock() + timeout_s
+        noting = any(self._identity.note(partition) for partition in targets)
+        noted = [self._place(partition, offset) for partition, offset in targets.items()]
         try:
-            self._consumer.commit(offsets=wanted, asynchronous=True)
-            self._unanswered_commits += 1
-            confirmed: dict[Partition, int] = {}
-            for _ in range(READ_BACKS):
-                found = self._consumer.committed(asked, timeout=timeout_s)
-                self._unanswered_commits = 0
-                answers = {partition_at(each): each for each in found}
-                confirmed = {p: offset for p, offset in targets.items() if self._confirms(answers[p], offset)}
-                if len(confirmed) == len(targets):
-                    break
-                self._serve(0.1)  # the client may be sending the commit to another coordinator
+            confirmed = self._confirmed(targets, noted, timeout_s)
+            if confirmed:
+                self._notes_taken = self._notes_taken or noting
+            elif noting and not self._notes_taken and self._clock() < deadline:
+                # Perhaps the broker takes no notes: why it refused a commit, the client tells in the next poll only.
+                bare = [at(partition, offset) for partition, offset in targets.items()]
+                confirmed = self._confirmed(targets, bare, deadline - self._clock())
         except KafkaException as problem:
             self._log.log(logging.WARNING, "commit unconfirmed: %s", error_of(problem))
             return {}
+        return confirmed
+
+    def _confirmed(
+        self, targets: dict[Partition, int], places: list[TopicPartition], timeout_s: float
+    ) -> dict[Partition, int]:
+        """Commits these places, and reads back which targets are reached. Raises KafkaException, StreamRetriable."""
+        self._membership()
+        asked = [at(partition) for partition in targets]
+        self._consumer.commit(offsets=places, asynchronous=True)
+        self._unanswered_commits += 1
+        confirmed: dict[Partition, int] = {}
+        for _ in range(READ_BACKS):
+            found = self._consumer.committed(asked, timeout=timeout_s)
+            self._unanswered_commits = 0
+            answers = {partition_at(each): each for each in found}
+            confirmed = {p: offset for p, offset in targets.items() if self._confirms(answers[p], offset)}
+            if len(confirmed) == len(targets):
+                break
+            self._serve(0.1)  # the client may be sending the commit to another coordinator
         return confirmed
 
     def _why_nothing(self, sending: Iterable[_Progress]) -> str:

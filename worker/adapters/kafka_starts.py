@@ -116,7 +116,7 @@ class Starts:
 
     def _of_earlier_topics(self, committed: Sequence[TopicPartition], timeout_s: float) -> list[Partition]:
         """Those that have to begin anew. Raises KafkaException where it has to be asked for and no answer comes."""
-        noted = {partition_at(each): Identity.noted(each.metadata) for each in committed if each.offset > 0}
+        noted = {partition_at(each): Identity.noted_with(each) for each in committed if each.offset > 0}
         known = self._identity.present
         if all(note is None or note == known for note in noted.values()):
             return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -9,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from worker.adapters.kafka_client import KafkaConfig, RationedLog, shared_properties
+from worker.adapters.kafka_records import metadata_of, partition_at
 from worker.ports import Partition
 
 ASK_EVERY_S = 5.0
@@ -21,7 +24,10 @@ NONE = "A" * 22
 """The id, which is 0, from a broker that knows of none (before Apache Kafka 2.8)."""
 
 NOTE = "ticket-router/1"
-"""What begins the metadata of the worker's commits, with the version of what follows."""
+"""What begins the metadata of the worker's commits, with the version of what follows: the ids of topic and cluster."""
+
+_NOTED = re.compile(rf"{NOTE} ([A-Za-z0-9_-]{{22}}) ([!-:<-~]{{1,100}});")
+"""It states its end, since anything may follow it (`metadata_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +39,20 @@ class Identity:
 
     @property
     def note(self) -> str:
-        """For a commit's metadata: some 80 bytes of the 4,096 that brokers take (offset.metadata.max.bytes)."""
-        return f"{NOTE} topic-id={self.topic_id} cluster-id={self.cluster_id}"
+        """For a commit's metadata: with an id of Kafka's own making, and the NUL that confluent-kafka adds, 63 bytes of
+        the 4,096 that brokers take (offset.metadata.max.bytes)."""
+        return f"{NOTE} {self.topic_id} {self.cluster_id};"
 
     @staticmethod
     def noted(metadata: str | None) -> Identity | None:
         """None for what is no such note: of an older worker, or of whoever set the offset."""
-        version, _, parts = (metadata or "").partition(" ")
-        stated = dict(part.partition("=")[::2] for part in parts.split())
-        if version != NOTE or not stated.get("topic-id") or not stated.get("cluster-id"):
-            return None
-        return Identity(stated["topic-id"], stated["cluster-id"])
+        stated = _NOTED.match(metadata or "")
+        return None if stated is None else Identity(*stated.groups())
+
+    @staticmethod
+    def noted_with(committed: TopicPartition) -> Identity | None:
+        """The same, of what a group has committed."""
+        return Identity.noted(metadata_of(committed))
 
     def has_replaced(self, other: Identity | None) -> bool:
         """Whether offsets of `other` say nothing about this one. Those that were carried over from another cluster, as
@@ -71,6 +80,7 @@ class TopicIdentity:
         self._asked_at: float | None = None
         self._present: Identity | None = None
         self._read: dict[Partition, Identity | None] = {}
+        self._noting = True
 
     def open(self, cluster_id: str, timeout_s: float) -> None:
         """Before anything is read, so that no log is taken for one that replaced it. Without a call, nothing is asked
@@ -138,12 +148,26 @@ class TopicIdentity:
     def note(self, partition: Partition) -> str | None:
         """For the metadata of this partition's commits."""
         read = self._read.get(partition)
-        return None if read is None else read.note
+        return None if read is None or not self._noting else read.note
 
-    def counts_here(self, partition: Partition, metadata: str | None) -> bool:
-        """Whether an offset that was committed with this metadata may be one of the log that is read."""
-        read = self._read.get(partition)
-        return read is None or not read.has_replaced(Identity.noted(metadata))
+    def stop_noting(self) -> bool:
+        """The brokers refuse commits for what is noted with them. False where nothing has been noted since."""
+        if not self._noting:
+            return False
+        self._noting = False
+        self._log.log(
+            logging.WARNING,
+            "offsets are committed without the id of their topic from here on: the brokers take fewer bytes than that "
+            "with a commit. A worker that is started after %r was deleted and made anew may pass over tickets in it. "
+            "Set offset.metadata.max.bytes on the brokers to 128 or more, and start this worker again",
+            self._config.input_topic,
+        )
+        return True
+
+    def counts_here(self, committed: TopicPartition) -> bool:
+        """Whether an offset that the group has committed may be one of the log that is read."""
+        read = self._read.get(partition_at(committed))
+        return read is None or not read.has_replaced(Identity.noted_with(committed))
 
     def _asked(self, admin: AdminClient, timeout_s: float) -> Future[Any]:
         topic = self._config.input_topic
