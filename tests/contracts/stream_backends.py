@@ -110,9 +110,13 @@ class _KafkaBackend:
     def __init__(self, bootstrap_servers: str, **settings: Any) -> None:
         self.bootstrap_servers = bootstrap_servers
         self._settings = settings
+        self.forget_topics()
+
+    def forget_topics(self) -> None:
+        """As a producer that knows nothing yet, of a topic that was made anew least of all."""
         # One request at a time: what a topic that was just made refuses is sent again, and would come in another order.
         in_order = {"linger.ms": 0, "max.in.flight.requests.per.connection": 1}
-        self._producer = Producer({"bootstrap.servers": bootstrap_servers, **in_order}, logger=QUIET)
+        self._producer = Producer({"bootstrap.servers": self.bootstrap_servers, **in_order}, logger=QUIET)
 
     def config(self, topic: str, group: str, **settings: Any) -> KafkaConfig:
         chosen: dict[str, Any] = {

@@ -58,6 +58,7 @@ def admin_of(desk: Desk) -> AdminClient:
 def make_anew(desk: Desk, copies: int = 1) -> None:
     admin = admin_of(desk)
     admin.delete_topics([desk.input])[desk.input].result(30)
+    desk.backend.forget_topics()
     until, unheard = time.monotonic() + 90, False
     while True:  # the broker goes on deleting for a while, and of three nodes the one that was asked may be dead
         try:
