@@ -60,14 +60,23 @@ def look(pid: int, done: int) -> Sight:
 
 
 def watch(
-    pid: int, done: Callable[[], int], total: int, *, at_most_s: float = 600.0, settle_s: float = 0.0
+    pid: int,
+    done: Callable[[], int],
+    total: int,
+    *,
+    at_most_s: float = 600.0,
+    settle_s: float = 0.0,
+    settle_units: int = 1,
 ) -> list[Sight]:
-    """Looks until `total` units are done or `at_most_s` have passed since the first was. Raises StoodStill.
+    """Looks until `total` units are done, or for `at_most_s` once they go steadily. Raises StoodStill.
 
-    What was seen within `settle_s` of the first unit is left out, if there is anything else.
+    They do `settle_s` after the first, when `settle_units` are done; then as many are seen at least, however long that
+    takes. What was seen before is left out, if there is anything else.
     """
     sights: list[Sight] = []
     began: float | None = None
+    steady_at: float | None = None
+    enough = total
     moved_at, before = time.monotonic(), -1
     while True:
         try:
@@ -79,9 +88,11 @@ def watch(
             before, moved_at = sight.done, now
         if began is None and sight.done > 0:
             began = now
+        if steady_at is None and began is not None and now - began >= settle_s and sight.done >= settle_units:
+            steady_at, enough = now, sight.done + settle_units
         sights.append(sight)
-        if sight.done >= total or (began is not None and now - began >= at_most_s + settle_s):
-            steady = [each for each in sights if began is not None and each.at_s - began >= settle_s]
+        if sight.done >= total or (steady_at is not None and now - steady_at >= at_most_s and sight.done >= enough):
+            steady = [each for each in sights if steady_at is not None and each.at_s >= steady_at]
             return steady if steady and steady[-1].done > steady[0].done else sights
         if now - moved_at > STANDSTILL_S:
             raise StoodStill(f"nothing moved for {STANDSTILL_S:g} s, after {sight.done} of {total}")

@@ -12,6 +12,7 @@ from tests.bench.pipeline import INPUT, run_plain
 from tests.bench.tickets import CATEGORIES, SURE, ticket_bytes
 from tests.bench.watch import Cost, cost_of, watch
 from tests.integration.desk import StubProcess, http
+from worker.settings import Settings
 
 LATENCIES_S = (0.0, 0.02, 0.2)
 ITEMS = (1, 8, 32)
@@ -19,7 +20,9 @@ CONCURRENCY = 16
 REPEATS = 200
 """Different texts where every ticket is a repeat."""
 SETTLE_S = 2.0
-"""After the first settled ticket this passes before anything counts."""
+"""After the first settled ticket this passes before anything counts, and until so many are settled as may be in flight:
+tickets settle in order, and of the first ones every other is asked about again behind all that were taken meanwhile."""
+IN_FLIGHT: int = Settings.model_fields["max_in_flight"].default
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,14 @@ class Bench:
         self.stub.tell(latency_s=latency_s, keywords=SURE if sure else {})
         before = self.stub.tell()["counters"]
         with self.worker(input_topic, batch_items=items, **settings) as worker:
-            sights = watch(worker.process.pid, worker.settled, total, at_most_s=at_most_s, settle_s=SETTLE_S)
+            sights = watch(
+                worker.process.pid,
+                worker.settled,
+                total,
+                at_most_s=at_most_s,
+                settle_s=SETTLE_S,
+                settle_units=IN_FLIGHT,
+            )
             metrics, to_people = metrics_of(worker), share_to_people(worker)
         after = self.stub.tell()["counters"]
         requests = max(1, after["requests"] - before["requests"])
