@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.bench.memory import Growth
 from tests.bench.pipeline import INPUT
 from tests.bench.report import Results
 from tests.bench.tickets import ticket_bytes
-from tests.bench.watch import Sight, cost_of
+from tests.bench.watch import Sight, cost_of, watch
 from tests.integration.desk import StubProcess
 from tests.servers.kafka import ApacheKafka
 
@@ -130,3 +131,10 @@ def test_a_missed_target_is_called_missed() -> None:
 def test_growth_is_told_from_a_quarter_on() -> None:
     grown = Growth(False, 1_000_000, 100.0, 112.0, 110.0, ())
     assert "1,000,000 tickets by rule: 100 MiB after a quarter" in Results(short=True, memory=[grown]).tables()
+
+
+def test_what_settles_in_order_counts_from_the_second_round_on_and_for_a_whole_one() -> None:
+    """The first of a round wait for all the others, so that less than a round shows a standstill or a burst."""
+    rounds = iter([0, 1, 1, 1, 100, 101, 101, 101, 200, 201])
+    sights = watch(os.getpid(), lambda: next(rounds), 10_000, at_most_s=0.0, settle_units=100)
+    assert [sight.done for sight in sights] == [100, 101, 101, 101, 200]
