@@ -14,10 +14,6 @@ from tests.chaos.deployment import topics_of
 from tests.chaos.ledger import Verdict, judge, read
 from tests.chaos.offsets import CommittedOffsets
 from tests.chaos.workload import POISON, REFUSED, Sent, tickets
-from tests.contracts.stream_backends import ApacheBackend
-from tests.contracts.test_log_changes import make_anew, settle_what_came
-from tests.contracts.test_stream import Desk as Topics
-from tests.contracts.test_stream import eventually, numbered
 from tests.integration.desk import Desk, StubProcess, WorkerProcess
 from tests.servers.kafka import KafkaCluster
 from tests.waiting import wait_for
@@ -153,28 +149,3 @@ def test_three_workers_are_restarted_one_by_one_under_load(desk: Desk, stack: Ex
         assert worker.terminate() == 0, worker.tail()
         stream.worker().wait_ready()
     stream.assert_once_and_in_order()
-
-
-def test_a_topic_that_was_made_anew_while_the_coordinator_was_away_is_read_whole_by_a_worker_that_starts(
-    cluster: KafkaCluster, stack: ExitStack
-) -> None:
-    """Kafka 4.3.1 keeps the group's offsets then, which it forgets with the topic otherwise: nobody was there to."""
-    cluster.wait_in_sync()
-    topics = Topics(ApacheBackend(cluster.nodes[1], "three nodes"), 1, stack)
-    topics.put(0, numbered(20))
-    before = topics.join()
-    eventually(lambda: len(before.got) == 20, before)
-    settle_what_came(before)
-    before.stream.close()
-
-    victim = cluster.coordinator(topics.group)
-    survivor = next(node for number, node in cluster.nodes.items() if number != victim)
-    topics.backend = ApacheBackend(survivor, "three nodes")
-    cluster.nodes[victim].kill()
-    stack.callback(cluster.nodes[victim].start)
-    make_anew(topics, copies=3)
-    fresh = [b"new %d" % n for n in range(30)]
-    topics.put(0, fresh)
-    started = topics.join()
-    eventually(lambda: len(started.got) >= 30, started, within_s=PATIENCE_S)
-    assert started.values() == fresh
