@@ -11,13 +11,13 @@ from typing import get_args
 
 import pytest
 
+from tests.adapters.test_kafka_client import LISTENER
 from tests.core.sets import rule_set
 from worker.adapters.files import load_rule_set
 from worker.adapters.kafka_topics import describe_topics
 from worker.adapters.llama_cpp import import_xllamacpp
 from worker.adapters.tiered_cache import TieredCache
 from worker.errors import ConfigError, RuleSetError
-from worker.ports import AssignmentListener, Settlement
 from worker.settings import PREFIX, Settings, load_settings
 from worker.wiring.cache import make_cache
 from worker.wiring.engines import make_engines, make_sent
@@ -34,24 +34,6 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "other JSON": lambda path: path.write_text('{"added_tokens": []}'),
     "bytes": lambda path: path.write_bytes(b"\xff\xfe\x00"),
 }
-
-
-class Deaf:
-    """A listener that does nothing."""
-
-    def assigned(self, *_: object) -> None: ...
-
-    def revoking(self, *_: object) -> Settlement:
-        return Settlement()
-
-    def released(self, *_: object) -> None: ...
-
-    def lost(self, *_: object) -> None: ...
-
-    def gap(self, gap: object) -> None: ...
-
-
-LISTENER: AssignmentListener = Deaf()
 
 
 async def ca(path: Path) -> None:

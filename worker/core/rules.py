@@ -277,6 +277,12 @@ class RuleSet(Strict):
         return tuple(dict.fromkeys((*routes, *self.people_topics, self.dead_letter_topic, self.decisions_topic)))
 
     @property
+    def topics_beside_input(self) -> tuple[str, ...]:
+        """Those that the worker writes to, and that of people's answers where the rules name one."""
+        answers = self.rules.topics.answers
+        return self.output_topics if answers is None else (*self.output_topics, answers)
+
+    @property
     def people_topics(self) -> tuple[str, ...]:
         """The human topic, and those that rules over answers name."""
         named = (rule.topic for rule in self.rules.answers if rule.topic is not None)

@@ -77,8 +77,7 @@ async def decide(settings: Settings, ticket: OwnTicket, tell: Callable[[str], No
     except EngineUnavailable as error:
         _cannot_ask(str(error))
     finally:
-        for _, engine in engines:
-            await engine.aclose()
+        await wiring.close_engines(engines)
 
 
 async def _first_to_answer(engines: wiring.Engines) -> wiring.Engines:

@@ -46,9 +46,7 @@ async def local(folders: Sequence[Path], ready: Callable[[Mapping[str, str]], No
 
 
 def _topics(desk: Desk) -> Sequence[str]:
-    rule_set = desk.rule_set
-    answers = rule_set.rules.topics.answers
-    return (rule_set.input_topic, *rule_set.output_topics, *([] if answers is None else [answers]))
+    return (desk.rule_set.input_topic, *desk.rule_set.topics_beside_input)
 
 
 def _variables(bootstrap_servers: str, redis_url: str) -> Mapping[str, str]:

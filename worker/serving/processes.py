@@ -90,8 +90,7 @@ class _Process:
         self._log_sink.gather_no_more()
         await self._health.aclose()
         await self.cache.aclose()
-        for _, engine in self.engines:
-            await engine.aclose()
+        await wiring.close_engines(self.engines)
         await asyncio.to_thread(self.export.close, EXPORT_CLOSE_S)
 
     def _condition_now(self) -> Condition | None:

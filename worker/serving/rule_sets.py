@@ -80,8 +80,7 @@ async def prompt_view(settings: Settings, folder: Path, text: str | None) -> Pro
     except EngineError as error:
         raise ConfigError(f"the engine cannot be asked: {error}") from error
     finally:
-        for _, engine in engines:
-            await engine.aclose()
+        await wiring.close_engines(engines)
 
 
 def turns(file: Path) -> Turns:

@@ -38,8 +38,7 @@ def rule_set_topics(
     """Every topic of the rule set with its partitions; None is missing. Raises ConfigError."""
     rule_set = Desk.load(folder).rule_set
     config = wiring.kafka_config(settings, rule_set)
-    answers = rule_set.rules.topics.answers
-    names = (config.input_topic, *rule_set.output_topics, *([] if answers is None else [answers]))
+    names = (config.input_topic, *rule_set.topics_beside_input)
     found = describe_topics(config, names)
     missing = dict.fromkeys((name for name in names if name not in found), partitions)
     if create and missing:

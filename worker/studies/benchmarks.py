@@ -161,8 +161,7 @@ async def attack_command(
                 progress=start("attacking"),
             )
     finally:
-        for _, engine in engines:
-            await engine.aclose()
+        await wiring.close_engines(engines)
 
 
 async def question_costs(
@@ -205,8 +204,7 @@ async def question_costs(
                 progress=start("asking"),
             )
     finally:
-        for _, engine in engines:
-            await engine.aclose()
+        await wiring.close_engines(engines)
 
 
 async def splits(

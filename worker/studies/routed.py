@@ -51,8 +51,7 @@ async def demo(
                     bar = with_estimate(bar, len(DEMO_SETS) * len(tickets), time.monotonic, expect)
                 results.append(await _route(local, desk, engines, tickets, passes=2, progress=bar))
         finally:
-            for _, engine in engines:
-                await engine.aclose()
+            await wiring.close_engines(engines)
     summary = summarise(
         results,
         created_at=timestamp(),
@@ -83,8 +82,7 @@ async def trial(
             bar = start(f"{name}: routing")
             routed = await _route(local, desk, engines, prepared.routing, passes=1, progress=bar)
         finally:
-            for _, engine in engines:
-                await engine.aclose()
+            await wiring.close_engines(engines)
     return prepared, calibrated, routed
 
 

@@ -57,6 +57,11 @@ def _engine_at(url: str, settings: Settings) -> ScoringEngine:
             assert_never(settings.engine)
 
 
+async def close_engines(engines: Engines) -> None:
+    for _, engine in engines:
+        await engine.aclose()
+
+
 async def make_writer(settings: Settings, engine: ScoringEngine) -> WritingClient:
     """What writes answers with the model behind `engine`, for a benchmark. Raises ConfigError."""
     if isinstance(engine, LlamaCppEngine):

@@ -23,7 +23,7 @@ def kafka_config(settings: Settings, rule_set: RuleSet) -> KafkaConfig:
             f"ROUTER_KAFKA_INPUT_TOPIC {input_topic[:300]!r}: {error}. A pattern, such as one that begins with '^', "
             "could match the worker's own outputs: run one worker for each topic"
         ) from error
-    if input_topic in (*rule_set.output_topics, rule_set.rules.topics.answers):
+    if input_topic in rule_set.topics_beside_input:
         raise ConfigError(f"topic '{input_topic}' is input and output: every ticket would go round for ever")
     return KafkaConfig(
         bootstrap_servers=settings.kafka_bootstrap_servers,
